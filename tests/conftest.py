@@ -1,0 +1,34 @@
+"""Test-wide settings: forced host devices, strict promotion, a shared compilation cache."""
+
+import os
+import pathlib
+
+# Both must be set before JAX starts. Four host devices stand in for four accelerators; with fewer
+# cores than devices, collectives deadlock unless NPROC tells XLA's thread pool to be larger.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+)
+os.environ.setdefault("NPROC", "16")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update(
+    "jax_compilation_cache_dir",
+    os.environ.get(
+        "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path.home() / ".cache/haiku-posteriors/xla")
+    ),
+)
+
+SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+    """Folder of real data sets; tests that need it are skipped where it is absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"real data sets are not beside the project ({SHARED_DATA} is absent)")
+    return SHARED_DATA
