@@ -1,0 +1,12 @@
+"""The mathematics: pure functions on pytrees. No files, no flags, no printing."""
+
+from collections.abc import Callable
+
+from core import sgd
+from core.method import Method
+
+# Every method, by name: built as METHODS[name](log_joint, **settings), all settings optional.
+# The contract tests iterate over this table.
+METHODS: dict[str, Callable[..., Method]] = {
+    "sgd": sgd.sgd,
+}

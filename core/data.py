@@ -1,0 +1,87 @@
+"""Rows of data with weights, so that one sum is the full log-likelihood or an estimate of it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from core.errors import UserError
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Rows and the weight with which each enters the log-likelihood.
+
+    Attributes:
+      inputs: (rows, ...).
+      targets: (rows, ...).
+      weights: (rows,). 1 for a datum, 0 for padding; N / n for a datum in a minibatch of n of N.
+      num_rows: N, the number of data. Rows from N on are padding. Static, because minibatches are
+        drawn from the data alone, whatever padding the number of devices asks for.
+    """
+
+    inputs: jax.Array
+    targets: jax.Array
+    weights: jax.Array
+    num_rows: int = dataclasses.field(metadata={"static": True})
+
+
+def make_data(inputs: np.ndarray, targets: np.ndarray, multiple_of: int = 1) -> Data:
+    """Host arrays as `Data`, padded with copies of the first row to a multiple of `multiple_of`.
+
+    Padding repeats a real row, and not zeros, so that no network can make a NaN of it.
+    """
+    num_rows = len(inputs)
+    if num_rows == 0:
+        raise UserError("The data have no rows.")
+    if len(targets) != num_rows:
+        raise UserError(f"There are {num_rows} rows of inputs but {len(targets)} of targets.")
+    index = np.zeros(-(-num_rows // multiple_of) * multiple_of, dtype=np.int64)
+    index[:num_rows] = np.arange(num_rows)
+    float_dtype = inputs.dtype if np.issubdtype(inputs.dtype, np.floating) else _default_float()
+    weights = (np.arange(len(index)) < num_rows).astype(float_dtype)
+    return Data(inputs[index], targets[index], weights, num_rows)  # type: ignore[arg-type]
+
+
+def num_minibatches(num_rows: int, batch_size: int) -> int:
+    """How many minibatches an epoch has: the fewest of at most `batch_size` rows each."""
+    if not 1 <= batch_size <= num_rows:
+        raise UserError(
+            f"batch_size must be between 1 and the number of training rows ({num_rows}), "
+            f"not {batch_size}."
+        )
+    return -(-num_rows // batch_size)
+
+
+def minibatch_indices(
+    num_rows: int, batch_size: int, rng_key: jax.Array, float_dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+    """A random partition of the rows into minibatches whose sizes differ by one at most.
+
+    Each minibatch is a uniformly random subset of n rows weighted by N / n, so that each of them
+    alone gives an unbiased estimate of the full sum, and together they visit every row once,
+    whether or not the batch size divides N.
+
+    Returns:
+      Row indices and weights, both (minibatches, rows per minibatch); where N is not divisible,
+      the last column is a repeated row of weight 0 in the minibatches that are one row short.
+    """
+    batches = num_minibatches(num_rows, batch_size)
+    rows = -(-num_rows // batches)
+    position = jnp.arange(batches * rows).reshape(rows, batches).T
+    real = position < num_rows
+    order = jax.random.permutation(rng_key, num_rows)
+    indices = order[jnp.where(real, position, 0)]
+    sizes = real.sum(axis=1, keepdims=True).astype(float_dtype)
+    return indices, jnp.where(real, num_rows / sizes, jnp.zeros((), float_dtype))
+
+
+def take(data: Data, indices: jax.Array, weights: jax.Array) -> Data:
+    """The minibatch of the given rows."""
+    return Data(data.inputs[indices], data.targets[indices], weights, data.num_rows)
+
+
+def _default_float() -> np.dtype:
+    return np.dtype(jnp.zeros(()).dtype)

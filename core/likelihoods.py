@@ -1,0 +1,140 @@
+"""Observation models: from a network's outputs to the log-likelihood of each datum.
+
+Where an observation model has a parameter of its own (learned noise), that parameter joins the
+network's in one pytree, under `likelihood/`, so that every method treats it like any other.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from core.errors import UserError
+from core.trees import Params
+
+PARAMETER_GROUP = "likelihood"  # the key beside the network's modules
+# The prior of a learned noise scale: log-normal around the stated one, one e-fold wide.
+LOG_NOISE_PRIOR_STD = 1.0
+
+
+class Likelihood(NamedTuple):
+    """p(target | network output).
+
+    Attributes:
+      log_likelihood: (outputs (rows, k), targets, own parameters) -> (rows,), normalised.
+      predict: (outputs (rows, k), own parameters) -> (rows, p): class probabilities, or the means
+        followed by the standard deviations of each target.
+      init: () -> own parameters, an empty dict when there are none.
+      log_prior: own parameters -> scalar.
+      num_outputs: how many outputs the network must have.
+    """
+
+    log_likelihood: Callable[[jax.Array, jax.Array, Params], jax.Array]
+    predict: Callable[[jax.Array, Params], jax.Array]
+    init: Callable[[], Params]
+    log_prior: Callable[[Params], jax.Array]
+    num_outputs: int
+
+
+def _no_parameters() -> Params:
+    return {}
+
+
+def _no_log_prior(params: Params) -> jax.Array:
+    return jnp.zeros(())
+
+
+def categorical(num_classes: int) -> Likelihood:
+    """log p(y | f) = log softmax(f)_y; targets (rows,) integers, outputs (rows, num_classes)."""
+
+    def log_likelihood(outputs: jax.Array, targets: jax.Array, params: Params) -> jax.Array:
+        log_probabilities = jax.nn.log_softmax(outputs)
+        return jnp.take_along_axis(log_probabilities, targets[:, None], axis=1)[:, 0]
+
+    return Likelihood(
+        log_likelihood,
+        lambda outputs, params: jax.nn.softmax(outputs),
+        _no_parameters,
+        _no_log_prior,
+        num_classes,
+    )
+
+
+def bernoulli() -> Likelihood:
+    """log p(y | f) = log sigmoid((2 y - 1) f); targets (rows,) in {0, 1}, one output, a logit.
+
+    Predictions are the probabilities of both classes, as for `categorical`.
+    """
+
+    def log_likelihood(outputs: jax.Array, targets: jax.Array, params: Params) -> jax.Array:
+        sign = (2 * targets - 1).astype(outputs.dtype)
+        return jax.nn.log_sigmoid(sign * outputs[:, 0])
+
+    def predict(outputs: jax.Array, params: Params) -> jax.Array:
+        return jax.nn.sigmoid(jnp.concatenate([-outputs, outputs], axis=1))
+
+    return Likelihood(log_likelihood, predict, _no_parameters, _no_log_prior, 1)
+
+
+def _gaussian_log_density(residual: jax.Array, std: jax.Array) -> jax.Array:
+    """Sum over targets of log N(residual; 0, std^2); (rows, targets) -> (rows,)."""
+    log_density = -0.5 * (residual / std) ** 2 - jnp.log(std) - 0.5 * math.log(2 * math.pi)
+    return jnp.sum(log_density, axis=1)
+
+
+def gaussian(noise_std: float = 1.0, num_targets: int = 1, learn_noise: bool = False) -> Likelihood:
+    """y ~ N(f, noise_std^2), the same noise everywhere; targets and outputs (rows, targets).
+
+    With `learn_noise`, log_noise_std is a parameter with the prior
+    N(log noise_std, LOG_NOISE_PRIOR_STD^2), so that the posterior stays proper.
+    """
+    if not (noise_std > 0 and math.isfinite(noise_std)):
+        raise UserError(f"noise_std must be positive and finite, not {noise_std}.")
+
+    def std(params: Params) -> jax.Array:
+        return jnp.exp(params["log_noise_std"]) if learn_noise else jnp.array(noise_std)
+
+    def log_likelihood(outputs: jax.Array, targets: jax.Array, params: Params) -> jax.Array:
+        return _gaussian_log_density(targets - outputs, std(params).astype(outputs.dtype))
+
+    def predict(outputs: jax.Array, params: Params) -> jax.Array:
+        return jnp.concatenate(
+            [outputs, jnp.full_like(outputs, std(params).astype(outputs.dtype))], axis=1
+        )
+
+    def init() -> Params:
+        return {"log_noise_std": jnp.array(math.log(noise_std))} if learn_noise else {}
+
+    def log_prior(params: Params) -> jax.Array:
+        if not learn_noise:
+            return jnp.zeros(())
+        standardised = (params["log_noise_std"] - math.log(noise_std)) / LOG_NOISE_PRIOR_STD
+        return -0.5 * standardised**2 - math.log(LOG_NOISE_PRIOR_STD * math.sqrt(2 * math.pi))
+
+    return Likelihood(log_likelihood, predict, init, log_prior, num_targets)
+
+
+def heteroscedastic_gaussian(num_targets: int = 1, noise_floor: float = 1e-3) -> Likelihood:
+    """y ~ N(mean, std^2), both from the network; outputs (rows, 2 * targets): means, raw scales.
+
+    std = noise_floor + softplus(raw scale). The floor keeps the density bounded: without it, a
+    network that meets one target exactly has infinite likelihood.
+    """
+
+    def split(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mean, raw_scale = jnp.split(outputs, 2, axis=1)
+        return mean, noise_floor + jax.nn.softplus(raw_scale)
+
+    def log_likelihood(outputs: jax.Array, targets: jax.Array, params: Params) -> jax.Array:
+        mean, std = split(outputs)
+        return _gaussian_log_density(targets - mean, std)
+
+    return Likelihood(
+        log_likelihood,
+        lambda outputs, params: jnp.concatenate(split(outputs), axis=1),
+        _no_parameters,
+        _no_log_prior,
+        2 * num_targets,
+    )

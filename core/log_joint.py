@@ -1,0 +1,216 @@
+"""The one log-joint: log p(w, D) of a Haiku network, a prior and a likelihood, tempered once.
+
+    log p_T(w, D) = [ log p(w) + sum_i a_i log p(y_i | x_i, w) ] / T
+
+With weights a_i = 1 this is the full-batch log-joint; with the weights that `core.data` gives to a
+minibatch it is an unbiased estimate of it. Methods get this object and nothing else.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from core import likelihoods, trees
+from core.data import Data, take
+from core.errors import UserError
+from core.likelihoods import Likelihood
+from core.priors import Prior
+from core.trees import Params
+
+Network = Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class LogJoint:
+    """log p(w, D) as a function of a parameter pytree and `Data`.
+
+    The parameters are Haiku's nested dict, with a further group `likelihood` if the likelihood
+    has parameters. Those whose names match `stochastic_params` are random and carry the prior;
+    the rest are point estimates under a flat prior.
+
+    Attributes:
+      init: rng_key -> params, by the network's own initialisers.
+      network: (params, inputs) -> outputs (rows, k).
+      prior: over the network's random parameters.
+      likelihood: the observation model.
+      temperature: T; divides prior and likelihood alike, here and nowhere else.
+      num_microbatches: in how many pieces the rows are passed through the network.
+      stochastic_params: regular expression searched for in parameter names.
+    """
+
+    init: Callable[[jax.Array], Params]
+    network: Callable[[Params, jax.Array], jax.Array]
+    prior: Prior
+    likelihood: Likelihood
+    temperature: float = 1.0
+    num_microbatches: int = 1
+    stochastic_params: str = ""
+
+    def __call__(self, params: Params, data: Data) -> jax.Array:
+        """log p_T(w, D), a scalar."""
+        log_prior, log_likelihood = self.terms(params, data)
+        return log_prior + log_likelihood
+
+    def terms(self, params: Params, data: Data) -> tuple[jax.Array, jax.Array]:
+        """log p(w) / T and log p(D | w) / T, apart because their sum loses digits."""
+        return (
+            self.log_prior(params) / self.temperature,
+            self.log_likelihood(params, data) / self.temperature,
+        )
+
+    def partition(self, params: Params) -> tuple[Params, Params]:
+        """The random parameters and the point estimates; `core.trees.merge` joins them again."""
+        return trees.partition(params, self.stochastic_params)
+
+    def log_prior(self, params: Params) -> jax.Array:
+        """log p(w) over the random parameters, not tempered."""
+        random = dict(self.partition(params)[0])
+        own = random.pop(likelihoods.PARAMETER_GROUP, None)
+        total = jnp.zeros(())
+        if jax.tree.leaves(random):
+            total += self.prior.log_density(random)
+        if jax.tree.leaves(own):
+            total += self.likelihood.log_prior(own)
+        return total
+
+    def log_likelihoods(self, params: Params, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        """log p(y_i | x_i, w) for each row, not tempered; (rows,)."""
+        own = params.get(likelihoods.PARAMETER_GROUP, {})
+        return self.likelihood.log_likelihood(self.network(params, inputs), targets, own)
+
+    def log_likelihood(self, params: Params, data: Data) -> jax.Array:
+        """sum_i a_i log p(y_i | x_i, w), not tempered."""
+        if self.num_microbatches == 1:
+            return self._weighted_sum(params, data)
+        return _accumulate(self._weighted_sum, self.num_microbatches, params, data)
+
+    def predict(self, params: Params, inputs: jax.Array) -> jax.Array:
+        """Class probabilities, or means and standard deviations; (rows, p)."""
+        own = params.get(likelihoods.PARAMETER_GROUP, {})
+        return self.likelihood.predict(self.network(params, inputs), own)
+
+    def _weighted_sum(self, params: Params, data: Data) -> jax.Array:
+        return jnp.sum(data.weights * self.log_likelihoods(params, data.inputs, data.targets))
+
+
+def make_log_joint(
+    network: Network,
+    example_inputs: np.ndarray,
+    prior: Prior,
+    likelihood: Likelihood,
+    *,
+    temperature: float = 1.0,
+    num_microbatches: int = 1,
+    stochastic_params: str = "",
+) -> LogJoint:
+    """Builds the log-joint of a plain Haiku function, refusing what cannot be.
+
+    Args:
+      network: an untransformed Haiku function, inputs (rows, ...) -> outputs (rows, k).
+      example_inputs: at least one row; only shape and dtype matter.
+      prior: see `core.priors.make_prior`.
+      likelihood: see `core.likelihoods`.
+      temperature: posterior temperature.
+      num_microbatches: pieces in which sums over rows are accumulated, to hold fewer activations.
+      stochastic_params: regular expression naming the random parameters; empty for all.
+
+    Returns:
+      The log-joint.
+    """
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise UserError(f"temperature must be positive and finite, not {temperature}.")
+    if num_microbatches < 1:
+        raise UserError(f"num_microbatches must be at least 1, not {num_microbatches}.")
+    example = jnp.asarray(example_inputs[:1])
+    transformed = hk.transform_with_state(network)
+    shapes, state = jax.eval_shape(transformed.init, jax.random.key(0), example)
+    if jax.tree.leaves(state):
+        raise UserError(
+            "The network keeps non-trainable state "
+            f"({', '.join(trees.named_leaves(state))}), e.g. batch statistics, with which the "
+            "likelihood of a datum depends on its batch and there is no posterior; use a "
+            "normalisation without state such as hk.LayerNorm or utils.models.FilterResponseNorm."
+        )
+    if likelihoods.PARAMETER_GROUP in shapes:
+        raise UserError(f"No module may be named '{likelihoods.PARAMETER_GROUP}'; it is taken.")
+
+    def init(rng_key: jax.Array) -> Params:
+        params, _ = transformed.init(rng_key, example)
+        own = likelihood.init()
+        return {**params, likelihoods.PARAMETER_GROUP: own} if own else params
+
+    def apply(params: Params, inputs: jax.Array) -> jax.Array:
+        # No random key: a log-joint is a function of the parameters alone.
+        return transformed.apply(params, state, None, inputs)[0]
+
+    all_shapes = jax.eval_shape(init, jax.random.key(0))
+    outputs = jax.eval_shape(apply, all_shapes, example)
+    if outputs.shape != (1, likelihood.num_outputs):
+        raise UserError(
+            f"The likelihood needs network outputs of shape (rows, {likelihood.num_outputs}), "
+            f"but this network gives (rows{''.join(f', {n}' for n in outputs.shape[1:])})."
+        )
+    _check_pattern(stochastic_params, all_shapes)
+    return LogJoint(
+        init, apply, prior, likelihood, temperature, num_microbatches, stochastic_params
+    )
+
+
+def _check_pattern(pattern: str, shapes: Params) -> None:
+    try:
+        random, _ = trees.partition(shapes, pattern)
+    except re.error as error:
+        raise UserError(
+            f"stochastic_params '{pattern}' is no regular expression: {error}."
+        ) from error
+    if not jax.tree.leaves(random):
+        raise UserError(
+            f"stochastic_params '{pattern}' matches no parameter; "
+            f"the names are {', '.join(trees.named_leaves(shapes))}."
+        )
+
+
+def _accumulate(
+    function: Callable[[Params, Data], jax.Array], pieces: int, params: Params, data: Data
+) -> jax.Array:
+    """sum over pieces of the data of function(params, piece), holding one piece's activations.
+
+    Value and gradient are accumulated in the same pass, so that differentiating costs one
+    forward and one backward pass per piece and no activation outlives its piece. (Reverse-mode
+    differentiation only, and once.)
+    """
+    rows = data.weights.shape[0]
+    rows_each = -(-rows // pieces)
+
+    def split(leaf: jax.Array) -> jax.Array:
+        # Strided, not blocked: the leading axis may be spread over devices, and so each device
+        # holds an equal part of every piece.
+        return leaf.reshape(rows_each, pieces, *leaf.shape[1:]).swapaxes(0, 1)
+
+    if rows % pieces:  # `make_data` pads the full data beforehand; this is for minibatches
+        position = jnp.arange(rows_each * pieces)
+        index = jnp.where(position < rows, position, 0)
+        data = take(data, index, jnp.where(position < rows, data.weights[index], 0.0))
+
+    @jax.custom_vjp
+    def total(params: Params, batches: Data) -> jax.Array:
+        return jax.lax.map(lambda batch: function(params, batch), batches).sum()
+
+    def forward(params: Params, batches: Data) -> tuple[jax.Array, Params]:
+        def add(carry: tuple[jax.Array, Params], batch: Data) -> tuple:
+            return jax.tree.map(jnp.add, carry, jax.value_and_grad(function)(params, batch)), None
+
+        zero = jax.tree.map(jnp.zeros_like, (jax.eval_shape(total, params, batches), params))
+        return jax.lax.scan(add, zero, batches)[0]
+
+    def backward(gradient: Params, cotangent: jax.Array) -> tuple[Params, None]:
+        return jax.tree.map(lambda leaf: cotangent * leaf, gradient), None
+
+    total.defvjp(forward, backward)
+    return total(params, jax.tree.map(split, data))

@@ -1,0 +1,65 @@
+"""Stochastic gradient ascent on the log-joint: the MAP estimate, and with chains a deep ensemble.
+
+    w <- w + update(-grad log p_T(w, B)),        B a minibatch weighted as in `core.data`
+
+The gradient is that of the *summed* log-joint, so step sizes for plain SGD are of order 1 / N.
+Target: a local maximum of log p(w | D). One run is a point mass; K members from independent
+initialisations and shufflings are the deep ensemble of Lakshminarayanan et al. (2017,
+arXiv 1612.01474), with the prior in place of their weight decay.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import optax
+
+from core.data import Data
+from core.log_joint import LogJoint
+from core.method import Info, Method, minibatch_epoch, repeat
+from core.trees import Params
+
+
+class SGDState(NamedTuple):
+    """Parameters and the optimizer's state, which counts the steps for its schedule."""
+
+    params: Params
+    optimizer_state: optax.OptState
+
+
+def sgd(
+    log_joint: LogJoint,
+    optimizer: optax.GradientTransformation | None = None,
+    batch_size: int = 32,
+    init: Callable[[jax.Array], Params] | None = None,
+) -> Method:
+    """Minimises minus the log-joint; one step is one epoch.
+
+    Args:
+      log_joint: what to maximise.
+      optimizer: any optax transformation; Adam with a step size of 1e-2 by default.
+      batch_size: at most so many rows a minibatch.
+      init: rng_key -> initial parameters; the network's own initialisers by default.
+
+    Returns:
+      The method. Its draws are copies of the current parameters.
+    """
+    optimizer = optax.adam(1e-2) if optimizer is None else optimizer
+    initial_params = log_joint.init if init is None else init
+
+    def initialise(rng_key: jax.Array) -> SGDState:
+        params = initial_params(rng_key)
+        return SGDState(params, optimizer.init(params))
+
+    def update(state: SGDState, batch: Data, rng_key: jax.Array) -> tuple[SGDState, Info]:
+        loss, gradient = jax.value_and_grad(lambda params: -log_joint(params, batch))(state.params)
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return SGDState(params, optimizer_state), {"log_joint": -loss}
+
+    def step(state: SGDState, data: Data, rng_key: jax.Array) -> tuple[SGDState, Info]:
+        return minibatch_epoch(update, state, data, rng_key, batch_size)
+
+    return Method(
+        initialise, step, lambda state, rng_key, num_draws: repeat(state.params, num_draws)
+    )

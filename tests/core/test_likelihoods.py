@@ -1,0 +1,72 @@
+"""Likelihoods against SciPy, row by row."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+from core import likelihoods
+from core.errors import UserError
+
+OUTPUTS = np.array([[0.2, -1.0, 3.0], [5.0, 0.0, -2.0]], np.float32)
+
+
+def test_categorical():
+    likelihood = likelihoods.categorical(3)
+    ours = likelihood.log_likelihood(jnp.array(OUTPUTS), jnp.array([2, 1]), {})
+    expected = scipy.special.log_softmax(OUTPUTS.astype(float), axis=1)[[0, 1], [2, 1]]
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    probabilities = likelihood.predict(jnp.array(OUTPUTS), {})
+    np.testing.assert_allclose(probabilities, scipy.special.softmax(OUTPUTS, axis=1), rtol=1e-5)
+
+
+def test_bernoulli_agrees_with_a_two_class_categorical():
+    logits = np.array([[-2.0], [0.5], [40.0]], np.float32)
+    targets = jnp.array([1, 0, 0])
+    bernoulli, categorical = likelihoods.bernoulli(), likelihoods.categorical(2)
+    two = jnp.array(np.concatenate([np.zeros_like(logits), logits], axis=1))
+    np.testing.assert_allclose(
+        bernoulli.log_likelihood(jnp.array(logits), targets, {}),
+        categorical.log_likelihood(two, targets, {}),
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(
+        bernoulli.predict(jnp.array(logits), {}), categorical.predict(two, {}), atol=1e-6
+    )
+
+
+def test_gaussian_sums_over_targets():
+    likelihood = likelihoods.gaussian(noise_std=0.4, num_targets=3)
+    targets = np.array([[0.0, 0.1, 2.0], [4.0, 1.0, -1.5]], np.float32)
+    ours = likelihood.log_likelihood(jnp.array(OUTPUTS), jnp.array(targets), {})
+    expected = scipy.stats.norm.logpdf(targets, OUTPUTS, 0.4).sum(axis=1)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    prediction = likelihood.predict(jnp.array(OUTPUTS), {})
+    np.testing.assert_allclose(prediction, np.concatenate([OUTPUTS, np.full((2, 3), 0.4)], axis=1))
+
+
+def test_learned_noise_has_a_log_normal_prior_around_the_stated_scale():
+    likelihood = likelihoods.gaussian(noise_std=0.5, learn_noise=True)
+    params = likelihood.init()
+    assert float(jnp.exp(params["log_noise_std"])) == pytest.approx(0.5)
+    moved = {"log_noise_std": jnp.array(np.log(0.2), jnp.float32)}
+    expected = scipy.stats.norm.logpdf(np.log(0.2), np.log(0.5), 1.0)
+    assert float(likelihood.log_prior(moved)) == pytest.approx(expected, rel=1e-5)
+    ours = likelihood.log_likelihood(jnp.array([[1.0]]), jnp.array([[1.3]]), moved)
+    assert float(ours[0]) == pytest.approx(scipy.stats.norm.logpdf(1.3, 1.0, 0.2), rel=1e-5)
+
+
+def test_heteroscedastic_gaussian_has_a_floor():
+    likelihood = likelihoods.heteroscedastic_gaussian(noise_floor=0.01)
+    outputs = jnp.array([[1.0, -100.0], [1.0, 0.3]])
+    prediction = np.asarray(likelihood.predict(outputs, {}))
+    np.testing.assert_allclose(prediction[:, 1], [0.01, 0.01 + np.log1p(np.exp(0.3))], rtol=1e-5)
+    ours = likelihood.log_likelihood(outputs, jnp.array([[1.0], [2.0]]), {})
+    expected = scipy.stats.norm.logpdf([1.0, 2.0], prediction[:, 0], prediction[:, 1])
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+def test_a_noise_that_cannot_be_is_refused():
+    with pytest.raises(UserError, match="noise_std must be positive"):
+        likelihoods.gaussian(noise_std=0.0)
