@@ -37,13 +37,15 @@ class Prior(NamedTuple):
     """A distribution over a parameter pytree, independent between parameters.
 
     Attributes:
-      log_density: params -> scalar, the sum over all leaves.
+      log_density: params -> scalar, the sum over all parameters.
+      log_densities: params -> each parameter's own log-density, in the shape of `params`.
       sample: (rng_key, params) -> a draw in the shape of `params`.
       scale: leaf name -> the standard deviation s of that leaf's parameters.
       family: the name of the family of unit variance, for methods that know closed forms.
     """
 
     log_density: Callable[[Params], jax.Array]
+    log_densities: Callable[[Params], Params]
     sample: Callable[[jax.Array, Params], Params]
     scale: Callable[[str], float]
     family: str
@@ -171,12 +173,13 @@ def make_prior(
         matching = (precision for pattern, precision in patterns if pattern.search(name))
         return 1 / math.sqrt(next(matching, weight_decay))
 
+    def log_densities(params: Params) -> Params:
+        return trees.map_with_name(
+            lambda name, leaf: density(leaf / scale(name)) - math.log(scale(name)), params
+        )
+
     def log_density(params: Params) -> jax.Array:
-        terms = [
-            jnp.sum(density(leaf / scale(name))) - leaf.size * math.log(scale(name))
-            for name, leaf in trees.named_leaves(params).items()
-        ]
-        return sum(terms[1:], start=terms[0])
+        return trees.total(log_densities(params))
 
     def sample(rng_key: jax.Array, params: Params) -> Params:
         drawn = {
@@ -185,4 +188,4 @@ def make_prior(
         }
         return trees.from_named_leaves(params, drawn)
 
-    return Prior(log_density, sample, scale, family)
+    return Prior(log_density, log_densities, sample, scale, family)

@@ -57,6 +57,12 @@ def size(tree: Params) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
+def total(tree: Params) -> jax.Array:
+    """The sum of all values in a tree; 0 for an empty one."""
+    sums = [jnp.sum(leaf) for leaf in jax.tree.leaves(tree)]
+    return sum(sums[1:], start=sums[0]) if sums else jnp.zeros(())
+
+
 def normal_like(rng_key: jax.Array, tree: Params) -> Params:
     """Independent standard normal values in the shape of `tree`."""
     leaves, structure = jax.tree.flatten(tree)

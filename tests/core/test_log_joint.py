@@ -61,6 +61,31 @@ def test_temperature_divides_the_whole_once(params):
     np.testing.assert_allclose(cold.terms(params, data), np.multiply(4, warm.terms(params, data)))
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_difference_keeps_digits_that_the_values_lose(params, pieces):
+    """A prior of huge precision puts the log-joint near 1e6; the step changes it by 1e-2."""
+    log_joint = build(prior=make_prior(1e6), num_microbatches=pieces, temperature=0.5)
+    data = make_data(INPUTS, TARGETS)
+    moved = jax.tree.map(lambda leaf: leaf + 1e-8 * jnp.sign(leaf), params)
+
+    def exact(tree):
+        leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(tree)]
+        return -0.5e6 * sum((leaf**2).sum() for leaf in leaves) / 0.5
+
+    assert abs(exact(params)) > 1e6
+    expected = exact(moved) - exact(params)
+    assert float(log_joint.difference(moved, params, data)) == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_difference_of_values(params, pieces):
+    log_joint = build(num_microbatches=pieces, temperature=2.0)
+    data = make_data(INPUTS, TARGETS)
+    moved = jax.tree.map(lambda leaf: leaf + 0.1, params)
+    expected = float(log_joint(moved, data)) - float(log_joint(params, data))
+    assert float(log_joint.difference(moved, params, data)) == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("batch_size", [1, 5, 8, 22, ROWS])
 def test_minibatches_partition_the_rows_and_are_unbiased(params, batch_size):
     """sum_b (n_b / N) * estimate_b is the full sum exactly, whatever the batch size."""
