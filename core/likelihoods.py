@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from core.errors import UserError
 from core.trees import Params
 
+NAMES = ("categorical", "bernoulli", "gaussian", "heteroscedastic_gaussian")
 PARAMETER_GROUP = "likelihood"  # the key beside the network's modules
 # The prior of a learned noise scale: log-normal around the stated one, one e-fold wide.
 LOG_NOISE_PRIOR_STD = 1.0

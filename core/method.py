@@ -19,7 +19,8 @@ class Method(NamedTuple):
     The loop adds a leading chain (or ensemble member) axis to all three by `jax.vmap`.
 
     Attributes:
-      init: (rng_key) -> state.
+      init: (rng_key, params or None) -> state, started at the given parameters, or where the
+        method itself would start.
       step: (state, data, rng_key) -> (state, info). One pass over the data, or one transition.
         `info["log_joint"]` holds the (estimated) log-joint after or along the step; where it is
         not finite, the loop stops and keeps the state before.
@@ -27,7 +28,7 @@ class Method(NamedTuple):
         current approximation of the posterior. A sampler returns its current position.
     """
 
-    init: Callable[[jax.Array], State]
+    init: Callable[[jax.Array, Params | None], State]
     step: Callable[[State, Data, jax.Array], tuple[State, Info]]
     draw: Callable[[State, jax.Array, int], Params]
 

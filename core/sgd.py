@@ -8,7 +8,6 @@ initialisations and shufflings are the deep ensemble of Lakshminarayanan et al. 
 arXiv 1612.01474), with the prior in place of their weight decay.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -31,7 +30,6 @@ def sgd(
     log_joint: LogJoint,
     optimizer: optax.GradientTransformation | None = None,
     batch_size: int = 32,
-    init: Callable[[jax.Array], Params] | None = None,
 ) -> Method:
     """Minimises minus the log-joint; one step is one epoch.
 
@@ -39,16 +37,14 @@ def sgd(
       log_joint: what to maximise.
       optimizer: any optax transformation; Adam with a step size of 1e-2 by default.
       batch_size: at most so many rows a minibatch.
-      init: rng_key -> initial parameters; the network's own initialisers by default.
 
     Returns:
       The method. Its draws are copies of the current parameters.
     """
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
-    initial_params = log_joint.init if init is None else init
 
-    def initialise(rng_key: jax.Array) -> SGDState:
-        params = initial_params(rng_key)
+    def init(rng_key: jax.Array, params: Params | None) -> SGDState:
+        params = log_joint.init(rng_key) if params is None else params
         return SGDState(params, optimizer.init(params))
 
     def update(state: SGDState, batch: Data, rng_key: jax.Array) -> tuple[SGDState, Info]:
@@ -60,6 +56,4 @@ def sgd(
     def step(state: SGDState, data: Data, rng_key: jax.Array) -> tuple[SGDState, Info]:
         return minibatch_epoch(update, state, data, rng_key, batch_size)
 
-    return Method(
-        initialise, step, lambda state, rng_key, num_draws: repeat(state.params, num_draws)
-    )
+    return Method(init, step, lambda state, rng_key, num_draws: repeat(state.params, num_draws))

@@ -1,0 +1,98 @@
+"""Predictions of many draws: computed on the devices, kept on the host in original units."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from core.data import Data, take
+from core.log_joint import LogJoint
+from core.trees import Params
+from utils.data_utils import Dataset
+from utils.parallel_utils import to_host
+
+# Rows that pass through the network at once in prediction: bounds memory, not results.
+ROWS_AT_ONCE = 1000
+
+
+class Predictions(NamedTuple):
+    """What draws say about rows, in the original units of the targets.
+
+    Attributes:
+      outputs: (chains, draws, rows, p). Class probabilities, or means and standard deviations.
+      log_likelihoods: (chains, draws, rows), of the observed targets. Kept beside the
+        probabilities, which round to 0 and 1.
+    """
+
+    outputs: np.ndarray
+    log_likelihoods: np.ndarray
+
+    def flat(self) -> "Predictions":
+        """Chains and draws as one axis, chain by chain."""
+        return Predictions(*(array.reshape(-1, *array.shape[2:]) for array in self))
+
+
+def make_predictor(log_joint: LogJoint, dataset: Dataset) -> Callable[[Params, Data], Predictions]:
+    """A compiled function from draws (chains, draws, ...) and data to `Predictions`."""
+
+    def predict_one(params: Params, data: Data) -> tuple[jax.Array, jax.Array]:
+        rows = data.weights.shape[0]
+        pieces = -(-rows // ROWS_AT_ONCE)
+        # Strided, as in `core.log_joint`, so that rows spread over devices stay where they are.
+        index = jnp.minimum(jnp.arange(-(-rows // pieces) * pieces), rows - 1)
+        chunks = index.reshape(-1, pieces).T
+
+        def predict_chunk(chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
+            part = take(data, chunk, data.weights[chunk])
+            return (
+                log_joint.predict(params, part.inputs),
+                log_joint.log_likelihoods(params, part.inputs, part.targets),
+            )
+
+        outputs, log_likelihoods = jax.lax.map(predict_chunk, chunks)
+        return tuple(
+            array.swapaxes(0, 1).reshape(-1, *array.shape[2:])
+            for array in (outputs, log_likelihoods)
+        )
+
+    @jax.jit
+    def predict(draws: Params, data: Data) -> tuple[jax.Array, jax.Array]:
+        # Chains may be spread over devices; draws go one after another to bound memory.
+        return jax.vmap(lambda chain: jax.lax.map(lambda params: predict_one(params, data), chain))(
+            draws
+        )
+
+    def predictor(draws: Params, data: Data) -> Predictions:
+        outputs, log_likelihoods = to_host(predict(draws, data))
+        return Predictions(
+            to_original_units(outputs[:, :, : data.num_rows], dataset),
+            # The density of scale * y is that of y divided by the scale.
+            log_likelihoods[:, :, : data.num_rows]
+            - np.log(dataset.target_scale).sum().astype(log_likelihoods.dtype),
+        )
+
+    return predictor
+
+
+def to_original_units(outputs: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """Means and standard deviations (..., 2 * targets) in the units of y; probabilities as is."""
+    if dataset.task == "classification":
+        return outputs
+    means, stds = np.split(outputs, 2, axis=-1)
+    return np.concatenate(
+        [means * dataset.target_scale + dataset.target_mean, stds * dataset.target_scale], axis=-1
+    )
+
+
+def targets_in_original_units(targets: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """Labels as they are, or targets in the units of y."""
+    if dataset.task == "classification":
+        return targets
+    return targets * dataset.target_scale + dataset.target_mean
+
+
+def join(parts: list[Predictions]) -> Predictions:
+    """Predictions of successive draws as one."""
+    return Predictions(*(np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)))

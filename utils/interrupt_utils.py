@@ -1,0 +1,70 @@
+"""Ctrl-C and SIGTERM as a request that the loop answers when it can."""
+
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+GRACE_SECONDS = 2.0  # how long a running computation may take to end after a request to stop
+
+
+class Interrupted(Exception):
+    """The user or the cluster asked the run to stop."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal.Signals(signal_number).name)
+        self.signal_number = signal_number
+
+
+class Interruption:
+    """While open, SIGINT and SIGTERM are noted; `check` and `wait_for` raise Interrupted.
+
+    Outside the main thread, where Python does not deliver signals, nothing is installed.
+    """
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._note)
+        except ValueError:
+            self._previous = {}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raises Interrupted if a signal came."""
+        if self._received is not None:
+            raise Interrupted(self._received)
+
+    def wait_for(self, array: Any) -> None:
+        """Waits for the computation of a JAX array; after a signal, only for GRACE_SECONDS more.
+
+        Python runs signal handlers between its own instructions only, so that waiting inside
+        JAX would hold them back until the computation has ended.
+        """
+        deadline = None
+        pause = 1e-4
+        while not array.is_ready():
+            if self._received is not None:
+                deadline = deadline or time.monotonic() + GRACE_SECONDS
+                if time.monotonic() > deadline:
+                    self.check()
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._received is not None:
+            raise KeyboardInterrupt  # asked twice: leave at once, the last checkpoint stands
+        self._received = number

@@ -1,0 +1,47 @@
+"""Where arrays live: a mesh with axes `chain` and `data`. Nothing else knows the devices.
+
+The log-joint is written once, as a plain sum over rows, and everything runs under `jax.jit` on
+global arrays; the compiler adds the collectives. Random numbers depend on global indices, so that
+results do not depend on the number of devices beyond the rounding of sums.
+"""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from core.data import Data, make_data
+
+
+def make_mesh(num_chains: int) -> Mesh:
+    """As many devices as divide the chains go to `chain`; the rest of them share the rows."""
+    devices = jax.device_count()
+    chain = math.gcd(num_chains, devices)
+    return jax.make_mesh(
+        (chain, devices // chain), ("chain", "data"), axis_types=(AxisType.Auto, AxisType.Auto)
+    )
+
+
+def chain_sharding(mesh: Mesh) -> NamedSharding:
+    """For arrays with a leading chain axis: spread over `chain`, replicated over `data`."""
+    return NamedSharding(mesh, PartitionSpec("chain"))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """For arrays that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def place_data(
+    inputs: np.ndarray, targets: np.ndarray, mesh: Mesh, num_microbatches: int = 1
+) -> Data:
+    """Puts rows on the devices, padded so that devices and microbatches divide them."""
+    data = make_data(inputs, targets, multiple_of=mesh.shape["data"] * num_microbatches)
+    return jax.device_put(data, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def to_host(tree: Any) -> Any:
+    """Global arrays as NumPy arrays."""
+    return jax.tree.map(np.asarray, jax.device_get(tree))
