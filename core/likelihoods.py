@@ -106,7 +106,8 @@ def gaussian(noise_std: float = 1.0, num_targets: int = 1, learn_noise: bool = F
         )
 
     def init() -> Params:
-        return {"log_noise_std": jnp.array(math.log(noise_std))} if learn_noise else {}
+        # An explicit dtype: a weakly typed state would be compiled for again after the first step.
+        return {"log_noise_std": jnp.array(math.log(noise_std), float)} if learn_noise else {}
 
     def log_prior(params: Params) -> jax.Array:
         if not learn_noise:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from core.data import Data, minibatch_indices, take
 from core.trees import Params
@@ -60,6 +61,19 @@ def minibatch_epoch(
         return update(state, take(data, rows, row_weights), jax.random.fold_in(update_key, number))
 
     return jax.lax.scan(body, state, (jnp.arange(len(indices)), indices, weights))
+
+
+def optimize(
+    optimizer: optax.GradientTransformation,
+    gradient: Params,
+    optimizer_state: optax.OptState,
+    params: Params,
+) -> tuple[Params, optax.OptState]:
+    """One step of an optax optimizer downhill: the new parameters and optimizer state."""
+    # optax mixes integer counts with floats, which the strict promotion of our tests forbids.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+        return optax.apply_updates(params, updates), optimizer_state
 
 
 def repeat(params: Params, num_draws: int) -> Params:

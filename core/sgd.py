@@ -15,7 +15,7 @@ import optax
 
 from core.data import Data
 from core.log_joint import LogJoint
-from core.method import Info, Method, minibatch_epoch, repeat
+from core.method import Info, Method, minibatch_epoch, optimize, repeat
 from core.trees import Params
 
 
@@ -49,9 +49,8 @@ def sgd(
 
     def update(state: SGDState, batch: Data, rng_key: jax.Array) -> tuple[SGDState, Info]:
         loss, gradient = jax.value_and_grad(lambda params: -log_joint(params, batch))(state.params)
-        updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return SGDState(params, optimizer_state), {"log_joint": -loss}
+        new = optimize(optimizer, gradient, state.optimizer_state, state.params)
+        return SGDState(*new), {"log_joint": -loss}
 
     def step(state: SGDState, data: Data, rng_key: jax.Array) -> tuple[SGDState, Info]:
         return minibatch_epoch(update, state, data, rng_key, batch_size)

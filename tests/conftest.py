@@ -23,6 +23,9 @@ jax.config.update(
     ),
 )
 
+# Resumed and repeated runs compile the same small programs again and again.
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

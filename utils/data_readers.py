@@ -177,13 +177,20 @@ def read_npz(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
                 "run code; save plain numeric arrays."
             ) from error
         raise UserError(f"File {path} cannot be read as an .npz archive: {error}.") from error
+    check_rows(f"File {path}", x_train, y_train, x_test, y_test)
+    return x_train, y_train, x_test, y_test
+
+
+def check_rows(
+    source: str, x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
+) -> None:
+    """Refuses arrays whose inputs and targets do not go together."""
     for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
             raise UserError(
-                f"File {path} has arrays x_{part} and y_{part} of shapes {x.shape} and {y.shape}; "
+                f"{source} has arrays x_{part} and y_{part} of shapes {x.shape} and {y.shape}; "
                 "they need the same number of rows, at least one."
             )
-    return x_train, y_train, x_test, y_test
 
 
 def _folders_for_idx(name: str, folders: list[pathlib.Path]) -> list[pathlib.Path]:

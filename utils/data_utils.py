@@ -5,13 +5,13 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from core.errors import UserError, unknown_name
-from utils import data_readers
+from utils import data_own, data_readers, data_uci
 from utils.data_readers import RawData
 
 
@@ -41,32 +41,10 @@ class Dataset(NamedTuple):
     target_scale: np.ndarray
 
 
-class _UciSet(NamedTuple):
-    rows: int
-    openml_id: int | None  # None: no copy on OpenML is known to be the one papers use.
-    spellings: tuple[str, ...] = ()
-
-
-# The regression sets of Hernández-Lobato and Adams 2015 (arXiv 1502.05336), with the folder names
-# of the published splits (Gal and Ghahramani 2016) as further spellings.
-_UCI_SETS = {
-    "boston": _UciSet(506, 531, ("bostonHousing",)),
-    "concrete": _UciSet(1030, 44959),
-    "energy": _UciSet(768, 44960),
-    "kin8nm": _UciSet(8192, 44980),
-    "naval": _UciSet(11934, 44969, ("naval-propulsion-plant",)),
-    "power": _UciSet(9568, None, ("power-plant",)),
-    "protein": _UciSet(45730, 44963, ("protein-tertiary-structure",)),
-    "wine_quality": _UciSet(1599, 44972, ("wine-quality-red", "wine_quality_red", "wine")),
-    "yacht": _UciSet(308, 42370),
-    "year": _UciSet(515345, 44027, ("YearPredictionMSD",)),
-}
-
-
 def known_names() -> list[str]:
     """Names that `load` accepts besides paths; `yacht_<seed>` stands for yacht_0, yacht_1, ..."""
     plain = [*_EMBEDDED, *data_readers.IMAGE_SETS, "imdb"]
-    return sorted([*plain, *(f"{name}_<seed>" for name in _UCI_SETS)])
+    return sorted([*plain, *(f"{name}_<seed>" for name in data_uci.UCI_SETS)])
 
 
 def load(
@@ -81,10 +59,8 @@ def load(
 
     Args:
       name: one of `known_names()`, or a path ending in .npz with arrays x_train, y_train, x_test,
-        y_test (looked up as given, then in `data_dir`). In such a file uint8 inputs are images,
-        divided by 255 and given a channel axis if they have none; other integer inputs are
-        tokens, left alone; integer targets are class labels.
-      data_dir: folder of data files; see `data_readers` and `_read_uci` for its layout.
+        y_test (looked up as given, then in `data_dir`), taken as `from_arrays` takes them.
+      data_dir: folder of data files; see `data_readers` and `data_uci.read_uci` for its layout.
       subset_train_to: keeps the first so many training rows. Statistics for scaling are those of
         the whole training part, so a subset sees the same values.
       task: "classification" or "regression", for an .npz file whose targets' type misleads.
@@ -119,9 +95,35 @@ def load(
     )
 
 
+def from_arrays(
+    x_train: npt.ArrayLike,
+    y_train: npt.ArrayLike,
+    x_test: npt.ArrayLike,
+    y_test: npt.ArrayLike,
+    *,
+    task: str | None = None,
+    standardize: bool = True,
+    float_dtype: npt.DTypeLike = np.float32,
+) -> Dataset:
+    """A data set of the caller's own arrays.
+
+    Float inputs and regression targets are scaled by training statistics (metrics and predictions
+    are given in the targets' own units all the same); uint8 inputs are images, divided by 255
+    first; other integer inputs are tokens, left alone; integer targets are class labels.
+    """
+    source = "The data set"
+    x_train, y_train, x_test, y_test = map(np.asarray, (x_train, y_train, x_test, y_test))
+    data_readers.check_rows(source, x_train, y_train, x_test, y_test)
+    raw = data_own.check_arrays(source, x_train, y_train, x_test, y_test, task)
+    return _prepare("arrays", raw, standardize, np.dtype(float_dtype))
+
+
 def _read(name: str, data_dir: pathlib.Path | None, task: str | None) -> RawData:
     if name.endswith(".npz"):
-        return _read_own_npz(name, data_dir, task)
+        path = pathlib.Path(name).expanduser()
+        if not path.is_file() and data_dir is not None and (data_dir / name).is_file():
+            path = data_dir / name
+        return data_own.check_arrays(f"File {path}", *data_readers.read_npz(path), task=task)
     if name in _EMBEDDED:  # First, so that 'wine' is scikit-learn's and 'wine_0' is UCI's.
         return _EMBEDDED[name]()
     if name in data_readers.IMAGE_SETS:
@@ -129,16 +131,16 @@ def _read(name: str, data_dir: pathlib.Path | None, task: str | None) -> RawData
     if name == "imdb":
         return data_readers.read_imdb(data_dir)
     split = re.fullmatch(r"(.+)_(\d+)", name)
-    uci_name = _uci_name(split[1] if split else name)
+    uci_name = data_uci.uci_name(split[1] if split else name)
     if split and uci_name:
-        return _read_uci(uci_name, int(split[2]), data_dir)
+        return data_uci.read_uci(uci_name, int(split[2]), data_dir)
     if uci_name:
         raise UserError(
             f"Data set '{name}' needs the number of a split after its name, as in '{name}_0'."
         )
     known = known_names()
     is_unlike_all = not difflib.get_close_matches(name, known)
-    if split and is_unlike_all and difflib.get_close_matches(split[1], _UCI_SETS):
+    if split and is_unlike_all and difflib.get_close_matches(split[1], data_uci.UCI_SETS):
         # Compared as 'yatch_<seed>': a number in its place would hide the likeness.
         pattern = f"{split[1]}_<seed>"
         sentence = str(unknown_name("data set", pattern, known))
@@ -267,154 +269,3 @@ _EMBEDDED: dict[str, Callable[[], RawData]] = {
     "breast_cancer": lambda: _from_scikit_learn("breast_cancer"),
     "wine": lambda: _from_scikit_learn("wine"),
 }
-
-
-def _uci_name(spelling: str) -> str | None:
-    matches = (name for name, uci in _UCI_SETS.items() if spelling in (name, *uci.spellings))
-    return next(matches, None)
-
-
-def _read_uci(name: str, seed: int, data_dir: pathlib.Path | None) -> RawData:
-    """Reads a UCI regression set and takes its split number `seed`.
-
-    The set is `<data_dir>/uci/<name>/` or `<data_dir>/<name>/` (or a folder `data` in it) with
-    data.txt, index_features.txt and index_target.txt, else OpenML's copy. The split is that of
-    index_train_<seed>.txt and index_test_<seed>.txt where these exist; otherwise rows are permuted
-    by the seed and the first 90 % are for training.
-    """
-    spellings = (name, *_UCI_SETS[name].spellings)
-    parents = [] if data_dir is None else [data_dir / "uci", data_dir]
-    folders = [
-        folder
-        for parent in parents
-        for spelling in spellings
-        for folder in (parent / spelling, parent / spelling / "data")
-    ]
-    folder = next((place for place in folders if (place / "data.txt").is_file()), None)
-    if folder is None:
-        x, y = _fetch_openml(name)
-    else:
-        table = _read_numbers(folder / "data.txt", 2)
-        x, y = (
-            table[:, _read_indices(folder / f"index_{columns}.txt", table.shape[1])]
-            for columns in ("features", "target")
-        )
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise UserError(f"The values of data set '{name}' are not all finite numbers.")
-    order = np.random.default_rng(seed).permutation(len(x))
-    train, test = np.split(order, [round(0.9 * len(x))])
-    if folder is not None:
-        paths = [folder / f"index_{part}_{seed}.txt" for part in ("train", "test")]
-        if any(path.is_file() for path in paths):
-            train, test = (_read_indices(path, len(x)) for path in paths)
-            if np.intersect1d(train, test).size:
-                raise UserError(f"Split {seed} in {folder} has rows that both train and test.")
-    return RawData("regression", x[train], y[train], x[test], y[test], 0, "feature", True)
-
-
-def _read_numbers(path: pathlib.Path, min_dimensions: Literal[1, 2]) -> np.ndarray:
-    try:
-        return np.loadtxt(path, ndmin=min_dimensions)
-    except (OSError, ValueError) as error:
-        raise UserError(f"File {path} cannot be read as rows of numbers: {error}.") from error
-
-
-def _read_indices(path: pathlib.Path, size: int) -> np.ndarray:
-    indices = _read_numbers(path, 1).astype(np.int64)
-    if indices.ndim != 1 or indices.size == 0 or indices.min() < 0 or indices.max() >= size:
-        raise UserError(f"File {path} must list numbers from 0 to {size - 1}, one a line.")
-    return indices
-
-
-def _fetch_openml(name: str) -> tuple[np.ndarray, np.ndarray]:
-    layout = (
-        f"put data.txt, index_features.txt and index_target.txt into <data_dir>/uci/{name}/ "
-        "(columns of numbers and the positions of inputs and target among them)"
-    )
-    uci = _UCI_SETS[name]
-    if uci.openml_id is None:
-        raise UserError(f"Data set '{name}' was not found and is not fetched: {layout}.")
-    from sklearn import datasets
-
-    try:
-        bunch = datasets.fetch_openml(
-            data_id=uci.openml_id, as_frame=False, parser="liac-arff", n_retries=1
-        )
-        x = np.array(bunch.data, np.float64)
-        # Columns declared nominal arrive as positions in their list of values: undo that.
-        for feature, values in (bunch.categories or {}).items():
-            if feature in bunch.feature_names:
-                column = bunch.feature_names.index(feature)
-                x[:, column] = np.array(values, np.float64)[x[:, column].astype(np.int64)]
-        y = np.array(bunch.target, np.float64).reshape(len(x), -1)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"Data set '{name}' was not found and OpenML did not give it ({error}): {layout}."
-        ) from error
-    if len(x) != uci.rows:
-        raise UserError(
-            f"OpenML gave {len(x)} rows for data set '{name}', which has {uci.rows}: {layout}."
-        )
-    return x, y
-
-
-def _read_own_npz(name: str, data_dir: pathlib.Path | None, task: str | None) -> RawData:
-    path = pathlib.Path(name).expanduser()
-    if not path.is_file() and data_dir is not None and (data_dir / name).is_file():
-        path = data_dir / name
-    x_train, y_train, x_test, y_test = data_readers.read_npz(path)
-    for array in (x_train, y_train, x_test, y_test):
-        if array.dtype.kind not in "biuf":
-            raise UserError(f"File {path} must hold real numbers, not values of {array.dtype}.")
-        if not np.isfinite(array).all():
-            raise UserError(f"File {path} holds values that are not finite numbers.")
-    x_train, x_test, scaling = _own_inputs(path, x_train, x_test)
-    if task is None:
-        task = "regression" if y_train.dtype.kind == "f" else "classification"
-    if task == "classification":
-        y_train, y_test, num_classes = _own_labels(path, y_train, y_test)
-        return RawData(task, x_train, y_train, x_test, y_test, num_classes, scaling)
-    if y_train.ndim > 2 or y_train.shape[1:] != y_test.shape[1:]:
-        raise UserError(f"File {path} must have targets of shape (rows,) or (rows, targets).")
-    y_train, y_test = (y.astype(np.float64).reshape(len(y), -1) for y in (y_train, y_test))
-    return RawData(task, x_train, y_train, x_test, y_test, 0, scaling, True)
-
-
-def _own_inputs(
-    path: pathlib.Path, x_train: np.ndarray, x_test: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, str]:
-    def kind(x: np.ndarray) -> str:
-        if x.dtype == np.uint8:
-            return "image"
-        return "tokens" if x.dtype.kind in "iu" else "floats"
-
-    if x_train.shape[1:] != x_test.shape[1:] or kind(x_train) != kind(x_test):
-        raise UserError(f"File {path} has x_train and x_test of different row shapes or types.")
-    if x_train.ndim == 1:
-        x_train, x_test = x_train[:, np.newaxis], x_test[:, np.newaxis]
-    if kind(x_train) == "tokens" and min(x_train.min(), x_test.min()) < 0:
-        raise UserError(
-            f"File {path} has negative integer inputs, which cannot be tokens; save features as "
-            "floats."
-        )
-    if kind(x_train) != "image":
-        return x_train, x_test, "feature" if x_train.ndim == 2 else "global"
-    if x_train.ndim == 3:
-        x_train, x_test = x_train[..., np.newaxis], x_test[..., np.newaxis]
-    # Flat images too: pixels at the border that hardly ever vary must not be blown up.
-    return x_train, x_test, "global"
-
-
-def _own_labels(
-    path: pathlib.Path, y_train: np.ndarray, y_test: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, int]:
-    if y_train.size != len(y_train) or y_test.size != len(y_test):
-        raise UserError(f"File {path} must have one class label a row.")
-    y_train, y_test = y_train.reshape(-1), y_test.reshape(-1)
-    present = np.union1d(y_train, y_test)
-    if not np.array_equal(present, np.arange(len(present))):
-        raise UserError(
-            f"File {path} must have class labels 0 to K - 1, each of them present; it has "
-            f"{len(present)} different ones from {present[0]} to {present[-1]}."
-        )
-    return y_train, y_test, len(present)

@@ -6,6 +6,7 @@ results do not depend on the number of devices beyond the rounding of sums.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,12 +16,15 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from core.data import Data, make_data
 
 
-def make_mesh(num_chains: int) -> Mesh:
+def make_mesh(num_chains: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """As many devices as divide the chains go to `chain`; the rest of them share the rows."""
-    devices = jax.device_count()
-    chain = math.gcd(num_chains, devices)
+    devices = jax.devices() if devices is None else devices
+    chain = math.gcd(num_chains, len(devices))
     return jax.make_mesh(
-        (chain, devices // chain), ("chain", "data"), axis_types=(AxisType.Auto, AxisType.Auto)
+        (chain, len(devices) // chain),
+        ("chain", "data"),
+        axis_types=(AxisType.Auto, AxisType.Auto),
+        devices=devices,
     )
 
 

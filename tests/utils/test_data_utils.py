@@ -617,3 +617,14 @@ def test_real_imdb(shared_data):
     assert data.x_train.shape == (20_000, 100) and data.x_test.shape == (25_000, 100)
     assert data.x_train.dtype == np.int32 and data.x_train.max() == 19_999
     assert set(data.y_train) == {0, 1} and np.mean(data.y_test) == 0.5
+
+
+def test_own_arrays_are_taken_like_a_file_of_them():
+    x = np.random.default_rng(0).normal(3.0, 2.0, size=(50, 2))
+    dataset = data_utils.from_arrays(x[:40], x[:40, 0] * 5 + 1, x[40:], x[40:, 0] * 5 + 1)
+    assert dataset.task == "regression" and dataset.y_train.shape == (40, 1)
+    np.testing.assert_allclose(dataset.x_train.mean(axis=0), 0, atol=1e-6)
+    restored = dataset.y_test * dataset.target_scale + dataset.target_mean
+    np.testing.assert_allclose(restored[:, 0], x[40:, 0] * 5 + 1, rtol=1e-5)
+    with pytest.raises(UserError, match="need the same number of rows"):
+        data_utils.from_arrays(x[:40], x[:39, 0], x[40:], x[40:, 0])

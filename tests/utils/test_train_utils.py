@@ -1,0 +1,171 @@
+"""The loop: exact resume from any crash, non-finite numbers, collecting, warnings."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from core import sgd
+from core.errors import UserError
+from core.likelihoods import gaussian
+from core.log_joint import make_log_joint
+from core.priors import make_prior
+from utils import checkpoint_utils, data_utils, metrics, models
+from utils.logging_utils import RunLog, read_rows
+from utils.train_utils import DivergedError, Run
+
+EPOCHS = 8
+
+
+@pytest.fixture(scope="module")
+def problem():
+    dataset = data_utils.load("toy_regression")
+    network = models.get_network("mlp_toy", 1)
+    return make_log_joint(network, dataset.x_train, make_prior(1.0), gaussian(0.3)), dataset
+
+
+def make_run(problem, directory=None, step_size=1e-2, **settings):
+    log_joint, dataset = problem
+    arguments = {
+        "num_epochs": EPOCHS,
+        "num_chains": 3,
+        "eval_freq": 3,
+        "save_freq": 2,
+        "collects": lambda epoch: epoch in (3, 5, EPOCHS),
+        "quiet": True,
+    }
+    method = sgd.sgd(log_joint, optax.adam(step_size), batch_size=32)
+    return Run(log_joint, dataset, method, directory=directory, **arguments | settings)
+
+
+@pytest.fixture(scope="module")
+def whole(problem, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole")
+    return make_run(problem, directory).finish(), directory
+
+
+class Crash(Exception):
+    """Stands for a power cut."""
+
+
+def assert_equal_runs(first, second):
+    compared = ("draws", "test_predictions", "test_metrics", "train_metrics", "state", "steps")
+    for name in compared:
+        a, b = getattr(first, name), getattr(second, name)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            np.testing.assert_array_equal(x, y, err_msg=name)
+
+
+def test_result_is_complete(whole):
+    result, directory = whole
+    assert result.steps == EPOCHS * 3
+    assert result.draws["hidden_0"]["w"].shape == (3, 3, 1, 7)
+    assert result.test_predictions.outputs.shape == (3, 3, 128, 2)
+    flat = result.test_predictions.flat()
+    assert result.test_metrics["nll"] == metrics.negative_log_likelihood(flat.log_likelihoods)
+    # Convexity: the mixture's score is at least as good as the mean of its members' scores.
+    assert result.test_metrics["nll"] <= result.member_metrics["nll"]
+    assert [row["epoch"] for row in read_rows(directory / "metrics.jsonl")] == [3, 6, 8]
+
+
+def test_without_a_folder_nothing_is_written_and_the_result_is_the_same(problem, whole):
+    assert_equal_runs(make_run(problem).finish(), whole[0])
+
+
+@pytest.mark.parametrize("crash_at", ["save_draws", "save_checkpoint", "write_row"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_resumed_run_equals_the_whole_one(problem, whole, tmp_path, monkeypatch, crash_at, nth):
+    """A crash before the nth write of each kind of file, then a second start."""
+    calls = []
+
+    def crash_on_nth(function):
+        def wrapped(*arguments):
+            calls.append(crash_at)
+            if len(calls) == nth:
+                raise Crash
+            return function(*arguments)
+
+        return wrapped
+
+    owner, name = {
+        "save_draws": (checkpoint_utils, "save_draws"),
+        "save_checkpoint": (checkpoint_utils, "save_checkpoint"),
+        "write_row": (RunLog, "row"),
+    }[crash_at]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, crash_on_nth(getattr(owner, name)))
+        with pytest.raises(Crash):
+            make_run(problem, tmp_path).finish()
+    result = make_run(problem, tmp_path).finish()
+    assert_equal_runs(result, whole[0])
+    for x, y in zip(
+        jax.tree.leaves(checkpoint_utils.load_draws(tmp_path / "draws")),
+        jax.tree.leaves(checkpoint_utils.load_draws(whole[1] / "draws")),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(x, y)
+    volatile = {"seconds", "time"}
+    rows = [
+        [{k: v for k, v in row.items() if k not in volatile} for row in read_rows(path)]
+        for path in (tmp_path / "metrics.jsonl", whole[1] / "metrics.jsonl")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_a_finished_run_started_again_gives_its_result(problem, whole):
+    assert_equal_runs(make_run(problem, whole[1]).finish(), whole[0])
+
+
+def test_a_damaged_checkpoint_costs_time_only(problem, whole, tmp_path, capsys):
+    make_run(problem, tmp_path).finish()
+    newest = tmp_path / "checkpoints" / f"epoch_{EPOCHS:08d}.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    run = make_run(problem, tmp_path, quiet=False)
+    assert run.epoch == 6
+    assert "is damaged" in capsys.readouterr().out
+    assert_equal_runs(run.finish(), whole[0])
+
+
+def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_state_before(problem, tmp_path):
+    log_joint, dataset = problem
+    step_size = optax.piecewise_constant_schedule(1e-4, {4 * 3 + 1: 1e30})  # step 2 of epoch 5
+    method = sgd.sgd(log_joint, optax.sgd(step_size), batch_size=32)
+    run = Run(log_joint, dataset, method, num_epochs=9, directory=tmp_path, quiet=True)
+    with pytest.raises(DivergedError, match="epoch 5, step 3, chain 0; the state after epoch 4"):
+        run.finish()
+    epoch, state, _, _ = checkpoint_utils.load_newest_checkpoint(
+        tmp_path / "checkpoints", run.state
+    )
+    assert epoch == 4
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+
+
+def test_draws_that_agree_are_pointed_out(problem, capsys):
+    params = problem[0].init(jax.random.key(0))
+    same = jax.tree.map(lambda leaf: np.stack([leaf] * 3), params)
+    make_run(problem, step_size=0.0, initial_params=same, quiet=False).finish()
+    printed = capsys.readouterr().out
+    assert printed.count("the draws practically agree") == 1
+    make_run(problem, quiet=False).finish()
+    assert "practically agree" not in capsys.readouterr().out
+
+
+def test_a_run_that_would_collect_nothing_is_refused(problem):
+    with pytest.raises(UserError, match="No draws would be collected"):
+        make_run(problem, collects=lambda epoch: epoch > 100)
+
+
+def test_predictions_are_in_original_units():
+    """Standardised targets: errors and densities come back in the units of y."""
+    x = np.linspace(-1, 1, 40)[:, None]
+    y = 1000 + 50 * x
+    dataset = data_utils.from_arrays(x, y, x, y)
+    network = models.get_network("logistic_regression", 1)
+    log_joint = make_log_joint(network, dataset.x_train, make_prior(1e-3), gaussian(0.1))
+    method = sgd.sgd(log_joint, optax.adam(5e-2), batch_size=40)
+    result = Run(log_joint, dataset, method, num_epochs=500, quiet=True).finish()
+    mean, std = np.moveaxis(result.test_predictions.outputs[0, 0], -1, 0)
+    np.testing.assert_allclose(mean, y[:, 0], atol=0.5)
+    np.testing.assert_allclose(std, 0.1 * dataset.target_scale[0], rtol=1e-5)
+    expected = -0.5 * ((y[:, 0] - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(result.test_predictions.log_likelihoods[0, 0], expected, atol=1e-3)
