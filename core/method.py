@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from core.data import Data, minibatch_indices, take
+from core.data import Data, minibatch_indices, num_minibatches, take
 from core.trees import Params
 
 State = Any  # a pytree of arrays; all that the next step needs, nothing more
@@ -54,6 +54,9 @@ def minibatch_epoch(
       The last state and each update's info, stacked.
     """
     shuffle_key, update_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
+    if num_minibatches(data.num_rows, batch_size) == 1:  # nothing to shuffle or to copy
+        state, info = update(state, data, jax.random.fold_in(update_key, 0))
+        return state, jax.tree.map(lambda leaf: leaf[None], info)
     indices, weights = minibatch_indices(data.num_rows, batch_size, shuffle_key, data.weights.dtype)
 
     def body(state: State, batch: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[State, Info]:

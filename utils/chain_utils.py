@@ -4,7 +4,7 @@ Keys are derived, never carried: fold_in(fold_in(fold_in(key(seed), purpose), ep
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,10 @@ from utils import parallel_utils
 INIT, STEP, DRAW, EVALUATE = range(4)
 
 
-def chain_keys(seed: int, purpose: int, epoch: jax.Array | int, num_chains: int) -> jax.Array:
-    """Keys of all chains for one purpose at one epoch, each by its global index."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), epoch)
-    return jax.vmap(lambda chain: jax.random.fold_in(key, chain))(jnp.arange(num_chains))
+def chain_key(seed: int, purpose: int, epoch: jax.Array | int, chain: jax.Array) -> jax.Array:
+    """The key of one chain, by its global index, for one purpose at one epoch."""
+    key = jax.random.fold_in(jax.random.key(seed), purpose)
+    return jax.random.fold_in(jax.random.fold_in(key, epoch), chain)
 
 
 class Program(NamedTuple):
@@ -31,13 +31,12 @@ class Program(NamedTuple):
 
     Attributes:
       init: (params (chains, ...) or None) -> state.
-      run: (state, data, first, last) -> (epochs done, state, info of the last one). Stops early,
-        with the state before, at an epoch that is not finite.
+      run: (state, data, first, last) -> (state, info of the last epoch, whether all is finite).
       draw: (state, purpose, epoch, num_draws) -> params (chains, num_draws, ...).
     """
 
     init: Callable[[Params | None], State]
-    run: Callable[[State, Data, int, int], tuple[jax.Array, State, Info]]
+    run: Callable[[State, Data, int, int], tuple[State, Info, jax.Array]]
     draw: Callable[[State, int, int, int], Params]
 
 
@@ -45,40 +44,51 @@ def compile_method(method: Method, seed: int, num_chains: int, mesh: Mesh) -> Pr
     """Adds the chain axis to a method and compiles its three functions once each."""
     chains, whole = parallel_utils.chain_sharding(mesh), parallel_utils.replicated(mesh)
 
-    def init(params: Params | None) -> State:
-        return jax.vmap(method.init)(chain_keys(seed, INIT, 0, num_chains), params)
+    def over_chains(function: Callable, argument: Any) -> Any:
+        """function(argument of a chain, index of the chain), for all chains."""
+        if num_chains > 1:
+            return jax.vmap(function)(argument, jnp.arange(num_chains))
+        # On a CPU, a matrix product with a batch axis of one is slower than one without.
+        result = function(jax.tree.map(lambda leaf: leaf[0], argument), jnp.array(0))
+        return jax.tree.map(lambda leaf: leaf[None], result)
 
-    def step(state: State, data: Data, epoch: jax.Array) -> tuple[State, Info]:
-        keys = chain_keys(seed, STEP, epoch, num_chains)
-        return jax.vmap(method.step, in_axes=(0, None, 0))(state, data, keys)
+    def init(params: Params | None) -> State:
+        return over_chains(
+            lambda params, chain: method.init(chain_key(seed, INIT, 0, chain), params), params
+        )
 
     def run(
         state: State, data: Data, first: jax.Array, last: jax.Array
-    ) -> tuple[jax.Array, State, Info]:
-        def healthy_and_unfinished(carry: tuple) -> jax.Array:
-            epoch, _, _, finite = carry
-            return (epoch < last) & finite
+    ) -> tuple[State, Info, jax.Array]:
+        def run_chain(state: State, chain: jax.Array) -> tuple[State, Info, jax.Array]:
+            def step(state: State, epoch: jax.Array) -> tuple[State, Info]:
+                return method.step(state, data, chain_key(seed, STEP, epoch, chain))
 
-        def body(carry: tuple) -> tuple:
-            epoch, state, _, _ = carry
-            new_state, info = step(state, data, epoch)
-            finite = trees.all_finite((new_state, info["log_joint"]))
-            state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_state, state)
-            return epoch + finite.astype(epoch.dtype), state, info, finite
+            def body(epoch: jax.Array, carry: tuple[State, Info, jax.Array]) -> tuple:
+                state, _, total = carry
+                state, info = step(state, epoch)
+                # A sum stays non-finite once it is, and costs less than a test in every epoch.
+                return state, info, total + jnp.sum(info["log_joint"])
 
-        shapes = jax.eval_shape(step, state, data, first)[1]
-        empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        carry = (jnp.asarray(first, jnp.int32), state, empty, jnp.array(True))
-        epoch, state, info, _ = jax.lax.while_loop(healthy_and_unfinished, body, carry)
-        return epoch, state, info
+            shapes = jax.eval_shape(step, state, first)[1]
+            empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            zero = jnp.zeros((), empty["log_joint"].dtype)
+            return jax.lax.fori_loop(first, last, body, (state, empty, zero))
+
+        state, info, total = over_chains(run_chain, state)
+        return state, info, trees.all_finite((state, total))
 
     def draw(state: State, purpose: int, epoch: jax.Array, num_draws: int) -> Params:
-        keys = chain_keys(seed, purpose, epoch, num_chains)
-        return jax.vmap(lambda s, key: method.draw(s, key, num_draws))(state, keys)
+        return over_chains(
+            lambda state, chain: method.draw(
+                state, chain_key(seed, purpose, epoch, chain), num_draws
+            ),
+            state,
+        )
 
     return Program(
         jax.jit(init, out_shardings=chains),
         # Pinned, or the compiler may place the outputs otherwise and the next call recompiles.
-        jax.jit(run, out_shardings=(whole, chains, whole)),
+        jax.jit(run, out_shardings=(chains, whole, whole)),
         jax.jit(draw, static_argnums=(1, 3), out_shardings=chains),
     )

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from core.errors import UserError
 from core.log_joint import LogJoint
-from core.method import Method, State
+from core.method import Info, Method, State
 from core.trees import Params
 from utils import chain_utils, checkpoint_utils, ensemble_utils, metrics, parallel_utils
 from utils.data_utils import Dataset
@@ -167,15 +167,18 @@ class Run:
             self.log.close()
         return self._result()
 
-    def _advance(self, stop: int, interruption: Interruption) -> Mapping[str, Any]:
-        done, state, info = self._program.run(self.state, self._train, self.epoch, stop)
-        interruption.wait_for(done)
-        self.epoch, self.state = int(done), state
-        info = parallel_utils.to_host(info)
-        if self.epoch < stop:
+    def _advance(self, stop: int, interruption: Interruption) -> Info:
+        """Runs to epoch `stop`, or less far if that meets a number that is not finite."""
+        state, info, finite = self._program.run(self.state, self._train, self.epoch, stop)
+        interruption.wait_for(finite)
+        if finite:
+            self.epoch, self.state = stop, state
+            return parallel_utils.to_host(info)
+        if stop == self.epoch + 1:
             self._save()
             raise DivergedError(self._diverged(np.asarray(info["log_joint"])))
-        return info
+        # The state before this call is still here: halving the way finds the last good epoch.
+        return self._advance((self.epoch + stop) // 2, interruption)
 
     def _diverged(self, log_joint: np.ndarray) -> str:
         """Where in the epoch after the kept one the first non-finite number stands."""
@@ -291,7 +294,7 @@ class Run:
         return damage
 
     def _result(self) -> RunResult:
-        info = jax.eval_shape(self._program.run, self.state, self._train, 0, 1)[2]
+        info = jax.eval_shape(self._program.run, self.state, self._train, 0, 1)[1]
         draws = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *self._kept_draws)
         predictions = ensemble_utils.join(self._predictions)
         total = predictions.outputs.shape[1]

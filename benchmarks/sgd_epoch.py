@@ -1,0 +1,104 @@
+"""Epochs of the loop against a bare lax.scan of value_and_grad and the optax update.
+
+Both sides see the same batches (the same shuffling code) and run in turns, so that a noisy machine
+slows them alike; the ratio of medians is what counts. Also printed: what the host costs per epoch
+when the loop is called one epoch at a time.
+
+  python benchmarks/sgd_epoch.py
+"""
+
+import statistics
+import sys
+import time
+
+import jax
+import optax
+from tabulate import tabulate
+
+sys.path.insert(0, ".")
+
+from core import sgd
+from core.data import minibatch_indices, take
+from core.likelihoods import categorical, gaussian
+from core.log_joint import make_log_joint
+from core.priors import make_prior
+from utils import chain_utils, data_utils, models, parallel_utils
+
+ROUNDS = 9
+CASES = {  # data set -> (network, batch size, epochs a round)
+    "toy_regression": ("mlp_toy", 70, 3000),
+    "digits": ("mlp_classification", 80, 10),
+}
+
+
+def seconds(function) -> float:
+    started = time.perf_counter()
+    jax.block_until_ready(function())
+    return time.perf_counter() - started
+
+
+def compare(name: str) -> list:
+    network, batch_size, epochs = CASES[name]
+    dataset = data_utils.load(name)
+    likelihood = gaussian(0.3) if dataset.task == "regression" else categorical(dataset.num_classes)
+    log_joint = make_log_joint(
+        models.get_network(network, likelihood.num_outputs),
+        dataset.x_train,
+        make_prior(1.0),
+        likelihood,
+    )
+    optimizer = optax.adam(1e-3)
+    mesh = parallel_utils.make_mesh(1)
+    data = parallel_utils.place_data(dataset.x_train, dataset.y_train, mesh)
+    program = chain_utils.compile_method(sgd.sgd(log_joint, optimizer, batch_size), 0, 1, mesh)
+    state = program.init(None)
+
+    @jax.jit
+    def bare(params, optimizer_state, data):
+        def update(carry, batch):
+            params, optimizer_state = carry
+            loss, gradient = jax.value_and_grad(lambda p: -log_joint(p, take(data, *batch)))(params)
+            updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+            return (optax.apply_updates(params, updates), optimizer_state), loss
+
+        def epoch(carry, number):
+            if batch_size == data.num_rows:
+                return update(carry, (jax.numpy.arange(batch_size), data.weights))
+            key = jax.random.fold_in(jax.random.key(0), number)
+            batches = minibatch_indices(data.num_rows, batch_size, key, data.weights.dtype)
+            return jax.lax.scan(update, carry, batches)
+
+        return jax.lax.scan(epoch, (params, optimizer_state), jax.numpy.arange(epochs))
+
+    params = log_joint.init(jax.random.key(0))
+    optimizer_state = optimizer.init(params)
+
+    def ours():
+        return program.run(state, data, 0, epochs)
+
+    def theirs():
+        return bare(params, optimizer_state, data)
+
+    def host():
+        for epoch in range(100):
+            program.run(state, data, epoch, epoch)  # no epoch at all: dispatch only
+        return state
+
+    for function in (ours, theirs, host):
+        function()
+    times = [(seconds(ours), seconds(theirs), seconds(host)) for _ in range(ROUNDS)]
+    ours_time, bare_time, host_time = (
+        statistics.median(column) for column in zip(*times, strict=True)
+    )
+    return [
+        name,
+        1e6 * ours_time / epochs,
+        1e6 * bare_time / epochs,
+        bare_time / ours_time,
+        1e6 * host_time / 100,
+    ]
+
+
+if __name__ == "__main__":
+    header = ["data", "loop, us/epoch", "bare scan, us/epoch", "bare / loop", "host, us/call"]
+    print(tabulate([compare(name) for name in CASES], header, floatfmt=".3g", tablefmt="github"))
