@@ -4,12 +4,10 @@ Loading cannot run code, a damaged file is recognised, and an interrupted write 
 before it as it was. Arrays are stored by their path in the pytree, e.g. `params/linear/w`.
 """
 
-import contextlib
 import hashlib
 import os
 import pathlib
 import re
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,16 +31,15 @@ class DamagedFileError(UserError):
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
     """Writes a file so that its name always stands for complete content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -5,6 +5,7 @@ can be made from any thread and do not disturb a notebook's own. A file appears 
 when it is complete. Colours are those of Okabe and Ito, which colour-blind readers can tell apart.
 """
 
+import io
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from core import errors
 from utils import metrics
+from utils.checkpoint_utils import write_atomically
 
 BLUE, SKY_BLUE, ORANGE, VERMILLION = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
 GREY, BLACK = "#999999", "#000000"
@@ -308,11 +310,6 @@ def _tidy(*axes: Axes) -> None:
 
 def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Writes the figure under a temporary name, then renames: no reader sees half a picture."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        figure.savefig(temporary, format="png")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    write_atomically(pathlib.Path(path), buffer.getvalue())

@@ -1,9 +1,10 @@
 """Pictures are whole PNG files with something in them, and leave nothing else behind."""
 
+import os
+
 import numpy as np
 import pytest
 from matplotlib import image
-from matplotlib.figure import Figure
 
 from core import errors
 from utils import plot_utils
@@ -150,11 +151,10 @@ def test_a_failed_picture_leaves_the_old_one(tmp_path, monkeypatch):
     plot_utils.training_curves(path, [{"epoch": 1, "nll": 2.0}], ["nll"])
     before = path.read_bytes()
 
-    def fail_halfway(self, file, **kwargs):
-        file.write_bytes(SIGNATURE)
+    def full_disk(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(Figure, "savefig", fail_halfway)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
         plot_utils.training_curves(path, [{"epoch": 1, "nll": 3.0}], ["nll"])
     assert path.read_bytes() == before
