@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from core import sgd
+from core import hmc, sgd
 from core.method import Method
 
 # Every method, by name: built as METHODS[name](log_joint, **settings), all settings optional.
 # The contract tests iterate over this table.
 METHODS: dict[str, Callable[..., Method]] = {
     "sgd": sgd.sgd,
+    "hmc": hmc.hmc,
 }

@@ -5,7 +5,7 @@ import math
 import pathlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorboardX
@@ -32,6 +32,43 @@ def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
     return rows
 
 
+class JsonLines:
+    """Records by epoch in a .jsonl file, or in memory alone where there is no file.
+
+    Attributes:
+      rows: all records so far, those of an earlier session of the run included.
+    """
+
+    def __init__(self, path: pathlib.Path | None, start: int) -> None:
+        """Opens the file; records later than `start`, which a crash left, are dropped."""
+        self._path = path
+        found = read_rows(path) if path else []
+        self.rows = [row for row in found if row["epoch"] <= start]
+        if path:
+            lines = "".join(json.dumps(row) + "\n" for row in self.rows)
+            write_atomically(path, lines.encode())
+
+    def append(self, epoch: int, values: Mapping[str, Any]) -> None:
+        """Adds a record; numbers that are not finite become null."""
+        row = _finite({"epoch": epoch, **values})
+        self.rows.append(row)
+        if self._path:
+            with self._path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+class Ticker:
+    """A function for code that runs before the log is open: silent until given a listener."""
+
+    def __init__(self) -> None:
+        self.listener: Callable[[int], None] | None = None
+
+    def __call__(self, done: int) -> None:
+        """Passes the number on."""
+        if self.listener:
+            self.listener(done)
+
+
 class RunLog:
     """The voice of one run.
 
@@ -55,12 +92,9 @@ class RunLog:
         self._rows_shown = 0
         self._columns: list[str] = []
         self._unit = unit
-        self._path = directory / "metrics.jsonl" if directory else None
+        self._metrics = JsonLines(directory / "metrics.jsonl" if directory else None, start)
         self._events = None
-        if self._path and directory:
-            rows = [row for row in read_rows(self._path) if row["epoch"] <= start]
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
-            write_atomically(self._path, lines.encode())
+        if directory:
             self._events = tensorboardX.SummaryWriter(
                 str(directory), purge_step=start + 1 if start else None
             )
@@ -79,12 +113,13 @@ class RunLog:
             self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
         self._bar.update(position - self._bar.n)
 
+    def within(self, done: int) -> None:
+        """Shows how far the current step is, where one takes long."""
+        self._bar.set_postfix_str(f"{done} leapfrog steps", refresh=True)
+
     def row(self, position: int, values: Mapping[str, float], columns: list[str]) -> None:
         """Records all values of one evaluation and shows the given columns of it."""
-        record = {"epoch": position, **values, "time": time.time()}
-        if self._path:
-            with self._path.open("a") as file:
-                file.write(json.dumps(_finite(record)) + "\n")
+        self._metrics.append(position, {**values, "time": time.time()})
         if self._events:
             for name, value in values.items():
                 self._events.add_scalar(name, value, position)

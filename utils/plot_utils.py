@@ -16,7 +16,7 @@ from matplotlib import colors
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
 from core import errors
@@ -313,3 +313,53 @@ def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     write_atomically(pathlib.Path(path), buffer.getvalue())
+
+
+def chain_diagnostics(
+    path: str | os.PathLike[str],
+    log_joint: ArrayLike | None,
+    prediction_rhat: ArrayLike,
+    parameter_rhat: ArrayLike,
+) -> None:
+    """Traces of the log-joint, one line a chain, and the distribution of R-hat.
+
+    Args:
+      path: the PNG file.
+      log_joint: (chains, iterations), burn-in included; no traces when None.
+      prediction_rhat: R-hat of predictions; NaN where a prediction never changed.
+      parameter_rhat: R-hat of parameters.
+    """
+    figure = _figure(10.0 if log_joint is not None else 5.5, 4.0)
+    axes = figure.subplots(1, 2 if log_joint is not None else 1, squeeze=False)[0]
+    if log_joint is not None:
+        traces = np.asarray(log_joint, float)
+        for chain, trace in enumerate(traces):
+            axes[0].plot(np.arange(1, len(trace) + 1), trace, linewidth=0.8, label=f"chain {chain}")
+        # The way down from the start is long and steep: show where the chains live.
+        settled = traces[:, traces.shape[1] // 4 :]
+        low, high = np.nanquantile(settled, (0.0, 1.0))
+        margin = 0.5 * (high - low) + 1e-6
+        axes[0].set_ylim(low - margin, high + margin)
+        axes[0].set_xlabel("iteration")
+        axes[0].set_ylabel("log-joint")
+        if len(traces) <= MAX_DRAW_LINES:
+            axes[0].legend(frameon=False, fontsize="small", ncols=2, loc="lower right")
+    for values, label, color in (
+        (prediction_rhat, "predictions", BLUE),
+        (parameter_rhat, "parameters", ORANGE),
+    ):
+        known = np.sort(np.asarray(values, float).ravel())
+        known = known[np.isfinite(known)]
+        if known.size:
+            share = np.arange(1, known.size + 1) / known.size
+            axes[-1].step(known, share, where="post", label=label, color=color, linewidth=2)
+    axes[-1].axvline(1.01, color=BLACK, linestyle="--", linewidth=1, label="1.01")
+    axes[-1].set_xscale("log")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(5))
+    axes[-1].xaxis.set_major_formatter("{x:.2f}")
+    axes[-1].xaxis.set_minor_locator(NullLocator())
+    axes[-1].set_xlabel("R-hat")
+    axes[-1].set_ylabel("share of quantities")
+    axes[-1].legend(frameon=False, fontsize="small", loc="lower right")
+    _tidy(*axes)
+    _save(figure, path)

@@ -25,7 +25,7 @@ from core.trees import Params
 from utils import checkpoint_utils, cmd_args_utils, data_utils, models, picture_utils
 from utils.data_utils import Dataset
 from utils.interrupt_utils import Interrupted
-from utils.logging_utils import write_json
+from utils.logging_utils import Ticker, write_json
 from utils.train_utils import DivergedError, Run, RunResult
 
 FLAGS = flags.FLAGS
@@ -190,6 +190,8 @@ def execute(
     save_freq: int,
     collects: Callable[[int], bool] | None = None,
     num_draws: int = 1,
+    keep_history: bool = False,
+    ticker: Ticker | None = None,
     unit: str = "epoch",
 ) -> tuple[RunResult, pathlib.Path]:
     """Runs a method to its end in the folder that the flags name, and leaves everything there."""
@@ -212,11 +214,14 @@ def execute(
         save_freq=save_freq,
         collects=collects,
         num_draws=num_draws,
+        keep_history=keep_history,
         initial_params=initial_params,
         directory=directory,
         tabulate_freq=FLAGS.tabulate_freq,
         unit=unit,
     )
+    if ticker:
+        ticker.listener = run.log.within
     result = run.finish()
     outputs, log_likelihoods = result.test_predictions.flat()
     _write_npz(

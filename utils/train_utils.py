@@ -23,8 +23,9 @@ from utils import chain_utils, checkpoint_utils, ensemble_utils, metrics, parall
 from utils.data_utils import Dataset
 from utils.ensemble_utils import Predictions
 from utils.interrupt_utils import Interrupted, Interruption
-from utils.logging_utils import RunLog
+from utils.logging_utils import JsonLines, RunLog
 
+SAVE_SECONDS = 60.0  # a checkpoint at least so often, whatever `save_freq` says
 SECONDS_PER_CALL = 0.5  # how long the host lets the device run between two looks at it
 TRAIN_DRAWS_EVALUATED = 50  # at most so many draws enter the training metrics of the summary
 TABLE_COLUMNS = {
@@ -47,6 +48,7 @@ class RunResult(NamedTuple):
       member_metrics: mean over draws of each draw's own metrics.
       train_metrics: as `test_metrics`, on the training rows; of TRAIN_DRAWS_EVALUATED draws.
       state: the method's state at the end, with a leading chain axis.
+      history: `info` of every epoch, (chains, epochs), if it was asked for.
       steps: updates a chain has made.
       seconds: time spent, over all sessions of the run.
     """
@@ -57,6 +59,7 @@ class RunResult(NamedTuple):
     member_metrics: dict[str, float]
     train_metrics: dict[str, float]
     state: State
+    history: dict[str, np.ndarray]
     steps: int
     seconds: float
 
@@ -77,6 +80,7 @@ class Run:
         save_freq: int = 50,
         collects: Callable[[int], bool] | None = None,
         num_draws: int = 1,
+        keep_history: bool = False,
         initial_params: Params | None = None,
         directory: pathlib.Path | None = None,
         tabulate_freq: int = 40,
@@ -96,6 +100,8 @@ class Run:
           save_freq: epochs between checkpoints.
           collects: epochs done -> whether draws are taken then; only at the end by default.
           num_draws: how many draws a chain each time.
+          keep_history: whether to keep `info` of every epoch, and not of evaluations alone. For
+            methods with one value of each a step, and steps that dwarf a call from the host.
           initial_params: where to start, (num_chains, ...); the method decides by default.
           directory: where checkpoints, draws and metrics go; nothing is written without it.
           tabulate_freq: rows between two headers of the table.
@@ -122,6 +128,7 @@ class Run:
         self._kept_draws: list[Params] = []  # all of them, host arrays
         self._predictions: list[Predictions] = []
         self._seconds = 0.0
+        self._last_save = time.monotonic()
         self._warned = False
         self.epoch, self.state = 0, self._program.init(initial_params)
         damage = self._resume(mesh) if directory else []
@@ -132,6 +139,11 @@ class Run:
             start=self.epoch,
             tabulate_freq=tabulate_freq,
             quiet=quiet,
+        )
+        self._history = (
+            JsonLines(directory / "history.jsonl" if directory else None, self.epoch)
+            if keep_history
+            else None
         )
         for sentence in damage:
             self.log.warn(f"{sentence} The checkpoint before it is used.")
@@ -154,7 +166,9 @@ class Run:
                     info = self._advance(stop, interruption)
                     elapsed = time.monotonic() - started
                     self._seconds += elapsed
-                    if compiled:  # the time of the first call says nothing about speed
+                    if (
+                        compiled and not self._history
+                    ):  # the time of the first call says nothing about speed
                         pace = SECONDS_PER_CALL / max(elapsed, 1e-6)
                         epochs_per_call = max(1, int((stop - first) * min(pace, 8.0)))
                     compiled = True
@@ -203,13 +217,16 @@ class Run:
 
     def _events(self, info: Mapping[str, Any]) -> None:
         self.log.advance(self.epoch, log_joint=float(np.mean(info["log_joint"])))
+        if self._history:
+            self._history.append(self.epoch, {k: v.tolist() for k, v in info.items()})
         started = time.monotonic()
         last = self.epoch == self.num_epochs
         if self._collects(self.epoch):
             self._collect()
         if last or self.epoch % self._eval_freq == 0:
             self._evaluate(info)
-        if last or self.epoch % self._save_freq == 0:
+        overdue = started - self._last_save > SAVE_SECONDS
+        if last or overdue or self.epoch % self._save_freq == 0:
             self._save()
         self._seconds += time.monotonic() - started
 
@@ -257,6 +274,7 @@ class Run:
 
     def _save(self) -> None:
         """Draws first, then the checkpoint that says they are there."""
+        self._last_save = time.monotonic()
         if self._directory is None:
             return
         if self._draws:
@@ -311,6 +329,13 @@ class Run:
             {name: float(np.mean([m[name] for m in members])) for name in members[0]},
             self._metrics(train, self._train_targets),
             parallel_utils.to_host(self.state),
+            {} if self._history is None else _stack(self._history.rows),
             self.num_epochs * int(np.prod(info["log_joint"].shape[1:])),
             self._seconds,
         )
+
+
+def _stack(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Rows of lists by chain as arrays (chains, epochs); null becomes NaN."""
+    names = [name for name in rows[0] if name != "epoch"]
+    return {name: np.array([row[name] for row in rows], dtype=float).T for name in names}
