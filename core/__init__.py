@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from core import hmc, sgd
+from core import hmc, sgd, sgmcmc
 from core.method import Method
 
 # Every method, by name: built as METHODS[name](log_joint, **settings), all settings optional.
@@ -10,4 +10,5 @@ from core.method import Method
 METHODS: dict[str, Callable[..., Method]] = {
     "sgd": sgd.sgd,
     "hmc": hmc.hmc,
+    "sgmcmc": sgmcmc.sgmcmc,
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 Params = Any  # a pytree of arrays; Haiku's is a dict of dicts
 
@@ -65,13 +66,9 @@ def total(tree: Params) -> jax.Array:
 
 def normal_like(rng_key: jax.Array, tree: Params) -> Params:
     """Independent standard normal values in the shape of `tree`."""
-    leaves, structure = jax.tree.flatten(tree)
-    keys = [jax.random.fold_in(rng_key, index) for index in range(len(leaves))]
-    draws = [
-        jax.random.normal(key, leaf.shape, leaf.dtype)
-        for key, leaf in zip(keys, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, draws)
+    # One draw for all leaves, because each draw adds half a second to compiling.
+    flat, unravel = ravel_pytree(tree)
+    return unravel(jax.random.normal(rng_key, flat.shape, flat.dtype))
 
 
 def all_finite(tree: Params) -> jax.Array:
