@@ -161,8 +161,6 @@ def hmc(
 
     def init(rng_key: jax.Array, params: Params | None) -> HMCState:
         params = overdispersed_init(log_joint)(rng_key) if params is None else params
-        # Stating the dtype makes weakly typed values strong, as the step returns them: one program.
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), params)
         random, _ = log_joint.partition(params)
         size = jnp.array(length if step_size is None else step_size, _dtype(random))
         inverse_mass = jax.tree.map(
