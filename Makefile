@@ -21,10 +21,10 @@ demo: $(VENV)/.installed
 	$(BIN)/python run_sgd.py --dir=runs/demo --num_members=10
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist=loadfile
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n auto --maxprocesses=8 --dist=loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .

@@ -18,46 +18,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from core import likelihoods, trees
+from core import adaptation, likelihoods, trees
 from core.data import Data
 from core.errors import UserError
+from core.hamiltonian import Progress, transition
 from core.log_joint import LogJoint
 from core.method import Info, Method, repeat
 from core.trees import Params
 
-Progress = Callable[[int], None]
-PROGRESS_INTERVAL = 1000  # leapfrog steps between two calls of `progress`
 MIN_BURN_IN_FOR_MASS = 20
 MAX_HALVINGS = 40  # of the first step size
-MASS_PSEUDO_DRAWS = 5  # weight of the prior's variance, times 1e-3, in an estimated one
-# Dual averaging's gamma, t_0 and kappa (Hoffman & Gelman 2014, section 3.2.1). Their gamma is 0.05,
-# for NUTS, whose acceptance is a mean over many points; with the one of a trajectory the iterates
-# swing so far that their average accepts 0.92 where 0.8 was asked for. With 0.2 it is 0.78 to 0.85.
-SHRINKAGE, STABILISATION, DECAY = 0.2, 10.0, 0.75
-
-
-class DualAveraging(NamedTuple):
-    """Scalars by which the log step size is found.
-
-    Attributes:
-      average: the averaged iterate, which is the result.
-      error: running mean of (target - acceptance probability).
-      center: where the log step size is drawn to.
-      num_updates: as a float.
-    """
-
-    average: jax.Array
-    error: jax.Array
-    center: jax.Array
-    num_updates: jax.Array
-
-
-class Moments(NamedTuple):
-    """Welford's running mean and sum of squared deviations of the random parameters."""
-
-    num_values: jax.Array
-    mean: Params
-    squares: Params
 
 
 class HMCState(NamedTuple):
@@ -77,8 +47,8 @@ class HMCState(NamedTuple):
     iteration: jax.Array
     step_size: jax.Array
     inverse_mass: Params
-    dual_averaging: DualAveraging | None
-    moments: Moments | None
+    dual_averaging: adaptation.DualAveraging | None
+    moments: adaptation.Moments | None
 
 
 def hmc(
@@ -176,8 +146,8 @@ def hmc(
             jnp.zeros((), jnp.int32),
             size,
             inverse_mass,
-            _start_dual_averaging(size) if step_size is None else None,
-            Moments(jnp.zeros_like(size), zeros, zeros) if adapt_mass_matrix else None,
+            adaptation.start_dual_averaging(size) if step_size is None else None,
+            adaptation.Moments(jnp.zeros_like(size), zeros, zeros) if adapt_mass_matrix else None,
         )
 
     def number_of_steps(state: HMCState, rng_key: jax.Array) -> jax.Array:
@@ -199,18 +169,18 @@ def hmc(
         if moments is not None:
             random, _ = log_joint.partition(state.params)
             inside = (done > first_quarter) & (done <= last_quarter)
-            moments = _select(inside, _add_to_moments(moments, random), moments)
-            estimate = _relative_variances(moments, prior_std, unit)
-            inverse_mass = _select(done == last_quarter, estimate, inverse_mass)
+            moments = trees.select(inside, adaptation.add_to_moments(moments, random), moments)
+            estimate = adaptation.relative_variances(moments, prior_std, unit)
+            inverse_mass = trees.select(done == last_quarter, estimate, inverse_mass)
             changed |= done == last_quarter
         if dual is not None:
-            dual = _select(done == 1, _start_dual_averaging(size), dual)
-            size, dual = _update_dual_averaging(dual, acceptance, target_accept, length)
+            dual = trees.select(done == 1, adaptation.start_dual_averaging(size), dual)
+            size, dual = adaptation.update_dual_averaging(dual, acceptance, target_accept, length)
             size = jnp.where(changed | (done == num_burn_in), jnp.exp(dual.average), size)
             # Other trajectories or masses need another step size: start again from the best yet.
-            dual = _select(changed, _start_dual_averaging(size), dual)
+            dual = trees.select(changed, adaptation.start_dual_averaging(size), dual)
         adapted = HMCState(state.params, done, size, inverse_mass, dual, moments)
-        return _select(done <= num_burn_in, adapted, state._replace(iteration=done))
+        return trees.select(done <= num_burn_in, adapted, state._replace(iteration=done))
 
     def step(state: HMCState, data: Data, rng_key: jax.Array) -> tuple[HMCState, Info]:
         transition_key, jitter_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
@@ -256,143 +226,6 @@ def hmc(
     return Method(init, step, lambda state, rng_key, num_draws: repeat(state.params, num_draws))
 
 
-def transition(
-    log_joint: LogJoint,
-    params: Params,
-    data: Data,
-    rng_key: jax.Array,
-    *,
-    step_size: jax.Array,
-    inverse_mass: Params,
-    num_steps: jax.Array,
-    metropolis: bool = True,
-    divergence_threshold: float = 1000.0,
-    progress: Progress | None = None,
-) -> tuple[Params, Info]:
-    """One HMC transition, which leaves p_T(w | D) invariant; L + 1 gradients and three values.
-
-    Args:
-      log_joint: the target.
-      params: the position.
-      data: the whole data set.
-      rng_key: of this transition alone.
-      step_size: scalar.
-      inverse_mass: in the structure of the random parameters; leaves are broadcast to theirs.
-      num_steps: L, an integer scalar.
-      metropolis, divergence_threshold, progress: see `hmc`.
-
-    Returns:
-      The next position and scalars: log_joint (there; not finite only if it was not before),
-      acceptance_probability, accepted, energy_error (change of H along the trajectory),
-      divergent, and energy (H once the momentum is drawn, for E-BFMI).
-    """
-    momentum_key, accept_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
-    random, _ = log_joint.partition(params)
-    momentum = jax.tree.map(
-        lambda normal, m: normal / jnp.sqrt(m),
-        trees.normal_like(momentum_key, random),
-        inverse_mass,
-    )
-    proposal, last_momentum = leapfrog(
-        log_joint,
-        params,
-        momentum,
-        data,
-        step_size=step_size,
-        inverse_mass=inverse_mass,
-        num_steps=num_steps,
-        progress=progress,
-    )
-    value = log_joint(params, data)
-    change = log_joint.difference(proposal, params, data)
-    # Differences of single terms, then the sum, as in `LogJoint.difference`: at millions of
-    # parameters a kinetic energy is too large for float32 to resolve the change of it.
-    kinetic_change = trees.total(
-        jax.tree.map(
-            lambda v, new, m: (new - v) * (new + v) * m / 2, momentum, last_momentum, inverse_mass
-        )
-    )
-    kinetic = trees.total(jax.tree.map(lambda v, m: v**2 * m / 2, momentum, inverse_mass))
-    energy_error = kinetic_change - change
-    finite = jnp.isfinite(energy_error) & trees.all_finite(proposal)
-    divergent = ~finite | (energy_error > divergence_threshold)
-    probability = jnp.where(divergent, 0.0, jnp.exp(jnp.minimum(-energy_error, 0.0)))
-    uniform = jax.random.uniform(accept_key, (), probability.dtype)
-    accepted = (uniform < probability) if metropolis else ~divergent
-    return _select(accepted, proposal, params), {
-        "log_joint": value + jnp.where(accepted, change, 0.0),
-        "acceptance_probability": probability,
-        "accepted": accepted,
-        "energy_error": energy_error,
-        "divergent": divergent,
-        "energy": kinetic - value,
-    }
-
-
-def leapfrog(
-    log_joint: LogJoint,
-    params: Params,
-    momentum: Params,
-    data: Data,
-    *,
-    step_size: jax.Array,
-    inverse_mass: Params,
-    num_steps: jax.Array,
-    progress: Progress | None = None,
-) -> tuple[Params, Params]:
-    """L leapfrog steps: a kick of e/2, then L times a drift and a kick of e, the last of e/2.
-
-        kick t:  v <- v + t grad log p_T(w, D),        drift e:  w <- w + e m v
-
-    Neighbouring half kicks are one. The L + 1 gradients are taken at one place in the program,
-    which so holds the network's gradient, the slow part to compile, only once.
-
-    Returns:
-      Parameters and momentum at the end.
-    """
-    random, point_estimates = log_joint.partition(params)
-    gradient = jax.grad(lambda moving: log_joint(trees.merge(moving, point_estimates), data))
-
-    def body(index: jax.Array, carry: tuple[Params, Params]) -> tuple[Params, Params]:
-        position, momentum = carry
-        # vmapped chains share the loop: one whose own steps are done drifts and is kicked by 0.
-        drift = jnp.where((index > 0) & (index <= num_steps), step_size, 0.0)
-        half = (index == 0) | (index == num_steps)
-        kick = jnp.where(index <= num_steps, jnp.where(half, step_size / 2, step_size), 0.0)
-        position = jax.tree.map(
-            lambda w, v, m: w + drift.astype(w.dtype) * m * v, position, momentum, inverse_mass
-        )
-        momentum = jax.tree.map(
-            lambda v, g: v + kick.astype(v.dtype) * g, momentum, gradient(position)
-        )
-        if progress is not None:
-            jax.lax.cond(
-                (index > 0) & (index % PROGRESS_INTERVAL == 0),
-                lambda: jax.debug.callback(lambda done: progress(int(done)), index),
-                lambda: None,
-            )
-        return position, momentum
-
-    longest = _largest_over_chains(num_steps)
-    random, momentum = jax.lax.fori_loop(0, longest + 1, body, (random, momentum))
-    return trees.merge(random, point_estimates), momentum
-
-
-@jax.custom_batching.custom_vmap
-def _largest_over_chains(value: jax.Array) -> jax.Array:
-    """The largest value among vmapped chains, itself not batched, so that their loop is one.
-
-    With a batched bound `vmap` would select between old and new parameters at every leapfrog
-    step, reduce the condition over devices at each, and call `progress` once a step and chain.
-    """
-    return value
-
-
-@_largest_over_chains.def_vmap
-def _(axis_size: int, in_batched: list[bool], value: jax.Array) -> tuple[jax.Array, bool]:
-    return _largest_over_chains(jnp.max(value, axis=0) if in_batched[0] else value), False
-
-
 def overdispersed_init(log_joint: LogJoint) -> Callable[[jax.Array], Params]:
     """Starts for chains: random parameters from the prior, the rest from the network's own init.
 
@@ -417,57 +250,5 @@ def overdispersed_init(log_joint: LogJoint) -> Callable[[jax.Array], Params]:
     return init
 
 
-def _start_dual_averaging(step_size: jax.Array) -> DualAveraging:
-    zero = jnp.zeros_like(step_size)
-    return DualAveraging(jnp.log(step_size), zero, jnp.log(10 * step_size), zero)
-
-
-def _update_dual_averaging(
-    dual: DualAveraging, acceptance: jax.Array, target: float, longest: float
-) -> tuple[jax.Array, DualAveraging]:
-    """The next step size to try, within [1e-10, 1] times `longest`, and the new state."""
-    count = dual.num_updates + 1
-    weight = 1 / (count + STABILISATION)
-    error = (1 - weight) * dual.error + weight * (target - acceptance)
-    log_size = dual.center - jnp.sqrt(count) / SHRINKAGE * error
-    log_size = jnp.clip(log_size, math.log(1e-10 * longest), math.log(longest))
-    weight = count**-DECAY
-    average = (1 - weight) * dual.average + weight * log_size
-    return jnp.exp(log_size), DualAveraging(average, error, dual.center, count)
-
-
-def _add_to_moments(moments: Moments, random: Params) -> Moments:
-    count = moments.num_values + 1
-    mean = jax.tree.map(lambda m, w: m + (w - m) / count.astype(w.dtype), moments.mean, random)
-    squares = jax.tree.map(
-        lambda s, old, new, w: s + (w - old) * (w - new),
-        moments.squares,
-        moments.mean,
-        mean,
-        random,
-    )
-    return Moments(count, mean, squares)
-
-
-def _relative_variances(moments: Moments, prior_std: Params, unit: float) -> Params:
-    """Variances in units of `unit`^2, drawn to 1e-3 of the prior's.
-
-    The pull is downwards because too small an inverse mass makes one parameter slow, while too
-    large a one forces small steps on all.
-    """
-
-    def relative_variance(squares: jax.Array, std: float) -> jax.Array:
-        count = moments.num_values.astype(squares.dtype)
-        unbiased = squares / jnp.maximum(count - 1, 1.0)
-        pulled = count * unbiased + MASS_PSEUDO_DRAWS * 1e-3 * std**2
-        return pulled / ((count + MASS_PSEUDO_DRAWS) * unit**2)
-
-    return jax.tree.map(relative_variance, moments.squares, prior_std)
-
-
 def _dtype(tree: Params) -> jnp.dtype:
     return jax.tree.leaves(tree)[0].dtype
-
-
-def _select(condition: jax.Array, if_true: Params, if_false: Params) -> Params:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)

@@ -79,3 +79,8 @@ def all_finite(tree: Params) -> jax.Array:
         if jnp.issubdtype(leaf.dtype, jnp.inexact)
     ]
     return jnp.all(jnp.stack(checks)) if checks else jnp.array(True)
+
+
+def select(condition: jax.Array, if_true: Params, if_false: Params) -> Params:
+    """One tree or the other, by a boolean scalar."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)

@@ -19,7 +19,8 @@ import scipy.stats
 from core import diagnostics, trees
 from core.data import Data, make_data
 from core.errors import UserError
-from core.hmc import HMCState, hmc, leapfrog, overdispersed_init, transition
+from core.hamiltonian import leapfrog, transition
+from core.hmc import HMCState, hmc, overdispersed_init
 from core.likelihoods import gaussian
 from core.log_joint import LogJoint, make_log_joint
 from core.priors import Prior, make_prior

@@ -1,0 +1,157 @@
+"""Hamiltonian dynamics on a log-joint: the leapfrog integrator and one Metropolis transition.
+
+    H(w, v) = -log p_T(w, D) + sum_i m_i v_i^2 / 2,        v_i ~ N(0, 1 / m_i),
+
+with m the inverse masses (Neal 2011, arXiv 1206.1901).
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from core import trees
+from core.data import Data
+from core.log_joint import LogJoint
+from core.method import Info
+from core.trees import Params
+
+Progress = Callable[[int], None]
+PROGRESS_INTERVAL = 1000  # leapfrog steps between two calls of `progress`
+
+
+def transition(
+    log_joint: LogJoint,
+    params: Params,
+    data: Data,
+    rng_key: jax.Array,
+    *,
+    step_size: jax.Array,
+    inverse_mass: Params,
+    num_steps: jax.Array,
+    metropolis: bool = True,
+    divergence_threshold: float = 1000.0,
+    progress: Progress | None = None,
+) -> tuple[Params, Info]:
+    """One HMC transition, which leaves p_T(w | D) invariant; L + 1 gradients and three values.
+
+    Args:
+      log_joint: the target.
+      params: the position.
+      data: the whole data set.
+      rng_key: of this transition alone.
+      step_size: scalar.
+      inverse_mass: in the structure of the random parameters; leaves are broadcast to theirs.
+      num_steps: L, an integer scalar.
+      metropolis, divergence_threshold, progress: see `core.hmc.hmc`.
+
+    Returns:
+      The next position and scalars: log_joint (there; not finite only if it was not before),
+      acceptance_probability, accepted, energy_error (change of H along the trajectory),
+      divergent, and energy (H once the momentum is drawn, for E-BFMI).
+    """
+    momentum_key, accept_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
+    random, _ = log_joint.partition(params)
+    momentum = jax.tree.map(
+        lambda normal, m: normal / jnp.sqrt(m),
+        trees.normal_like(momentum_key, random),
+        inverse_mass,
+    )
+    proposal, last_momentum = leapfrog(
+        log_joint,
+        params,
+        momentum,
+        data,
+        step_size=step_size,
+        inverse_mass=inverse_mass,
+        num_steps=num_steps,
+        progress=progress,
+    )
+    value = log_joint(params, data)
+    change = log_joint.difference(proposal, params, data)
+    # Differences of single terms, then the sum, as in `LogJoint.difference`: at millions of
+    # parameters a kinetic energy is too large for float32 to resolve the change of it.
+    kinetic_change = trees.total(
+        jax.tree.map(
+            lambda v, new, m: (new - v) * (new + v) * m / 2, momentum, last_momentum, inverse_mass
+        )
+    )
+    kinetic = trees.total(jax.tree.map(lambda v, m: v**2 * m / 2, momentum, inverse_mass))
+    energy_error = kinetic_change - change
+    finite = jnp.isfinite(energy_error) & trees.all_finite(proposal)
+    divergent = ~finite | (energy_error > divergence_threshold)
+    probability = jnp.where(divergent, 0.0, jnp.exp(jnp.minimum(-energy_error, 0.0)))
+    uniform = jax.random.uniform(accept_key, (), probability.dtype)
+    accepted = (uniform < probability) if metropolis else ~divergent
+    return trees.select(accepted, proposal, params), {
+        "log_joint": value + jnp.where(accepted, change, 0.0),
+        "acceptance_probability": probability,
+        "accepted": accepted,
+        "energy_error": energy_error,
+        "divergent": divergent,
+        "energy": kinetic - value,
+    }
+
+
+def leapfrog(
+    log_joint: LogJoint,
+    params: Params,
+    momentum: Params,
+    data: Data,
+    *,
+    step_size: jax.Array,
+    inverse_mass: Params,
+    num_steps: jax.Array,
+    progress: Progress | None = None,
+) -> tuple[Params, Params]:
+    """L leapfrog steps: a kick of e/2, then L times a drift and a kick of e, the last of e/2.
+
+        kick t:  v <- v + t grad log p_T(w, D),        drift e:  w <- w + e m v
+
+    Neighbouring half kicks are one. The L + 1 gradients are taken at one place in the program,
+    which so holds the network's gradient, the slow part to compile, only once.
+
+    Returns:
+      Parameters and momentum at the end.
+    """
+    random, point_estimates = log_joint.partition(params)
+    gradient = jax.grad(lambda moving: log_joint(trees.merge(moving, point_estimates), data))
+
+    def body(index: jax.Array, carry: tuple[Params, Params]) -> tuple[Params, Params]:
+        position, momentum = carry
+        # vmapped chains share the loop: one whose own steps are done drifts and is kicked by 0.
+        drift = jnp.where((index > 0) & (index <= num_steps), step_size, 0.0)
+        half = (index == 0) | (index == num_steps)
+        kick = jnp.where(index <= num_steps, jnp.where(half, step_size / 2, step_size), 0.0)
+        position = jax.tree.map(
+            lambda w, v, m: w + drift.astype(w.dtype) * m * v, position, momentum, inverse_mass
+        )
+        momentum = jax.tree.map(
+            lambda v, g: v + kick.astype(v.dtype) * g, momentum, gradient(position)
+        )
+        if progress is not None:
+            jax.lax.cond(
+                (index > 0) & (index % PROGRESS_INTERVAL == 0),
+                lambda: jax.debug.callback(lambda done: progress(int(done)), index),
+                lambda: None,
+            )
+        return position, momentum
+
+    longest = _largest_over_chains(num_steps)
+    random, momentum = jax.lax.fori_loop(0, longest + 1, body, (random, momentum))
+    return trees.merge(random, point_estimates), momentum
+
+
+@jax.custom_batching.custom_vmap
+def _largest_over_chains(value: jax.Array) -> jax.Array:
+    """The largest value among vmapped chains, itself not batched, so that their loop is one.
+
+    With a batched bound `vmap` would select between old and new parameters at every leapfrog
+    step, reduce the condition over devices at each, and call `progress` once a step and chain.
+    """
+    return value
+
+
+@_largest_over_chains.def_vmap
+def _(axis_size: int, in_batched: list[bool], value: jax.Array) -> tuple[jax.Array, bool]:
+    return _largest_over_chains(jnp.max(value, axis=0) if in_batched[0] else value), False
