@@ -1,0 +1,348 @@
+"""Mean-field variational inference: the posterior by a Gaussian of independent coordinates.
+
+    q(w) = prod_i N(w_i; mu_i, sigma_i^2),        sigma = softplus(rho)
+    ELBO_T(q) = E_q[ log p_T(w, D) ] + H[q] = E_q[ log p(D | w) ] / T - KL_T(q)
+    KL_T(q) = -E_q[ log p(w) ] / T - H[q]         (at T = 1 the divergence KL(q || p))
+
+Maximised over mu, rho and the point estimates by stochastic gradients of the *summed* ELBO: the
+likelihood from minibatches weighted as in `core.data`, its expectation from draws of q by one of
+ESTIMATORS, the entropy in closed form; so is E_q[log p(w)] if the prior is Gaussian, and from a
+draw of q if it is not. (Graves 2011; Blundell et al. 2015, arXiv 1505.05424.)
+
+Target: the q of this family with the least KL(q || p_T(w | D)). It understates variances where the
+posterior is correlated: for a Gaussian posterior of precision P it finds the exact mean and
+sigma_i^2 = 1 / P_ii. At T = 1 the ELBO is a lower bound of log p(D).
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from core import interception, trees
+from core.data import Data, num_minibatches
+from core.errors import UserError, unknown_name
+from core.likelihoods import PARAMETER_GROUP
+from core.log_joint import LogJoint
+from core.method import Info, Method, minibatch_epoch, optimize
+from core.trees import Params
+
+# How E_q[log p(D | w)] is estimated, see `core.interception` for the last two.
+ESTIMATORS = ("reparameterization", "local", "flipout")
+KL_DIRECTIONS = ("reverse", "forward")
+PRIOR_SCALES = ("one", "module", "leaf")  # what shares a learned prior scale
+
+# (i, M, D) -> the factor of the KL at minibatch i = 1..M of an epoch, D random parameters.
+KLWeight = Callable[[jax.Array, int, int], jax.Array | float]
+
+
+def _blundell(number: jax.Array, batches: int, parameters: int) -> jax.Array:
+    """2^(M - i) / (2^M - 1), written so that no power overflows."""
+    return jnp.exp2(-number.astype(jnp.zeros(()).dtype)) / (1 - 2.0**-batches)
+
+
+# In the papers minibatch i pays pi_i KL - log p(D_i | w), with pi_i summing to 1 over an epoch, so
+# that the costs of an epoch add up to -ELBO. Here a minibatch's likelihood is scaled by M, to
+# estimate that of all data, and so is its cost: the KL's factor is M pi_i, of mean 1 over an epoch,
+# and Graves' weights are the ELBO itself. Put beside the likelihood of all data *without* that M,
+# as seed 002's code does, the same pi_i weaken the KL by M on average: the `tempered` ones.
+KL_WEIGHTS: dict[str, KLWeight] = {
+    "graves": lambda number, batches, parameters: 1.0,
+    "blundell": lambda number, batches, parameters: (
+        batches * _blundell(number, batches, parameters)
+    ),
+    "tempered_graves": lambda number, batches, parameters: 1 / batches,
+    "tempered_blundell": _blundell,
+    "parameters": lambda number, batches, parameters: 1 / parameters,
+}
+
+
+class VariationalParams(NamedTuple):
+    """All that is optimised.
+
+    Attributes:
+      mean: mu, of the random parameters; `None` elsewhere, as `core.trees.partition` leaves it.
+      raw_scale: rho, likewise.
+      point: the other parameters.
+      log_prior_scale: by group, the logarithm of a factor on the prior's scale; empty unless
+        learned.
+    """
+
+    mean: Params
+    raw_scale: Params
+    point: Params
+    log_prior_scale: dict[str, jax.Array]
+
+
+class VIState(NamedTuple):
+    """The variational parameters, the number of minibatches seen, the optimizer's state."""
+
+    variational: VariationalParams
+    num_steps: jax.Array
+    optimizer_state: optax.OptState
+
+
+class Terms(NamedTuple):
+    """Estimates of the ELBO's terms, scalars, tempered.
+
+    Attributes:
+      expected_log_likelihood: E_q[log p(D | w)] / T.
+      expected_log_prior: E_q[log p(w)] / T.
+      divergence: KL_T(q), or KL(p || q) if the forward one was asked for.
+    """
+
+    expected_log_likelihood: jax.Array
+    expected_log_prior: jax.Array
+    divergence: jax.Array
+
+
+def initial_variational(
+    log_joint: LogJoint,
+    params: Params,
+    sigma_init: float = 1e-3,
+    learn_prior_scale: str | None = None,
+) -> VariationalParams:
+    """q around `params`, with the standard deviation `sigma_init` for every random parameter."""
+    mean, point = log_joint.partition(params)
+    raw = sigma_init + math.log(-math.expm1(-sigma_init))  # the inverse of softplus
+    raw_scale = jax.tree.map(lambda leaf: jnp.full_like(leaf, raw), mean)
+    log_prior_scale = {}
+    for name, leaf in trees.named_leaves(mean).items():
+        if learn_prior_scale is not None and _module(name) != PARAMETER_GROUP:
+            group = {"one": "*", "module": _module(name), "leaf": name}[learn_prior_scale]
+            log_prior_scale[group] = jnp.zeros((), leaf.dtype)
+    return VariationalParams(mean, raw_scale, point, log_prior_scale)
+
+
+def draw_params(variational: VariationalParams, rng_key: jax.Array) -> Params:
+    """One draw of all parameters: w = mu + sigma e, and the point estimates as they are."""
+    # One draw for all leaves together: a generator a leaf takes long to compile in deep networks.
+    flat, unravel = ravel_pytree(variational.mean)
+    noise = unravel(jax.random.normal(rng_key, flat.shape, flat.dtype))
+    drawn = jax.tree.map(
+        lambda mean, raw, e: mean + jax.nn.softplus(raw) * e,
+        variational.mean,
+        variational.raw_scale,
+        noise,
+    )
+    return trees.merge(drawn, variational.point)
+
+
+def evidence_terms(
+    log_joint: LogJoint,
+    variational: VariationalParams,
+    data: Data,
+    rng_key: jax.Array,
+    estimator: str = "reparameterization",
+    kl: str = "reverse",
+    num_samples: int = 1,
+) -> Terms:
+    """Unbiased, differentiable estimates of the ELBO's terms (see `core.interception` on `local`).
+
+    Args:
+      log_joint: of the model.
+      variational: where to evaluate.
+      data: all data or a minibatch, with its weights.
+      rng_key: of all noise.
+      estimator: one of ESTIMATORS.
+      kl: one of KL_DIRECTIONS.
+      num_samples: draws of q to average.
+
+    Returns:
+      The terms.
+    """
+    mean, scale = variational.mean, jax.tree.map(jax.nn.softplus, variational.raw_scale)
+
+    def sample(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        drawn = draw_params(variational, jax.random.fold_in(key, 0))
+        log_likelihood = interception.sampled_log_likelihood(
+            log_joint, mean, scale, drawn, data, jax.random.fold_in(key, 1), estimator
+        )
+        return log_likelihood, _expected_log_prior(log_joint, variational, scale, drawn)
+
+    sample_key, prior_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
+    samples = jax.vmap(sample)(jax.random.split(sample_key, num_samples))
+    log_likelihood, log_prior = (jnp.mean(term) / log_joint.temperature for term in samples)
+    if kl == "reverse":
+        divergence = -log_prior - _entropy(scale)
+    else:
+        divergence = _forward_divergence(log_joint, variational, scale, prior_key)
+    return Terms(log_likelihood, log_prior, divergence)
+
+
+def mean_field_vi(
+    log_joint: LogJoint,
+    optimizer: optax.GradientTransformation | None = None,
+    batch_size: int = 32,
+    *,
+    sigma_init: float = 1e-3,
+    estimator: str = "reparameterization",
+    kl: str = "reverse",
+    kl_weight: float | str | KLWeight = 1.0,
+    kl_warmup_steps: int = 0,
+    num_samples: int = 1,
+    learn_prior_scale: str | None = None,
+) -> Method:
+    """Maximises the ELBO; one step is one epoch.
+
+    Args:
+      log_joint: the model.
+      optimizer: any optax transformation; Adam with a step size of 1e-2 by default.
+      batch_size: at most so many rows a minibatch.
+      sigma_init: standard deviation of q at the start.
+      estimator: one of ESTIMATORS.
+      kl: "reverse", KL(q || p), as the ELBO has it; or "forward", KL(p || q) to the *prior* in its
+        place (parameters of the likelihood keep the reverse one). The latter bounds nothing: it
+        spreads q over the whole prior, where the reverse one allows q to be narrow.
+      kl_weight: the factor of the KL, 1 for the ELBO; a number, a name in KL_WEIGHTS, or a function
+        such as those.
+      kl_warmup_steps: the factor grows linearly to its full value in so many minibatches.
+      num_samples: draws of q a minibatch.
+      learn_prior_scale: maximise the ELBO over a factor on the prior's scale too (empirical
+        Bayes): "one" factor for all, or one a "module" or a "leaf". The more there are, the more
+        they overfit. The prior of a likelihood's own parameter stays.
+
+    Returns:
+      The method. Infos are, at each minibatch: `log_joint`, the estimate of E_q[log p_T(w, D)];
+      `expected_log_likelihood`, tempered; `kl`, not weighted; `elbo`, their difference; and
+      `prior_scale/<group>` for each factor that is learned.
+    """
+    for kind, name, known in (
+        ("estimator", estimator, ESTIMATORS),
+        ("kl", kl, KL_DIRECTIONS),
+        ("learn_prior_scale", learn_prior_scale, (None, *PRIOR_SCALES)),
+    ):
+        if name not in known:
+            raise unknown_name(kind, str(name), map(str, known))
+    if not (sigma_init > 0 and math.isfinite(sigma_init)):
+        raise UserError(f"sigma_init must be positive and finite, not {sigma_init}.")
+    if num_samples < 1:
+        raise UserError(f"num_samples must be at least 1, not {num_samples}.")
+    if kl == "forward" and (log_joint.temperature != 1 or learn_prior_scale is not None):
+        raise UserError("With the forward KL, temperature must be 1 and the prior's scale fixed.")
+    weigh = _kl_weight(kl_weight)
+    optimizer = optax.adam(1e-2) if optimizer is None else optimizer
+
+    def init(rng_key: jax.Array, params: Params | None) -> VIState:
+        params = log_joint.init(rng_key) if params is None else params
+        variational = initial_variational(log_joint, params, sigma_init, learn_prior_scale)
+        return VIState(variational, jnp.zeros((), jnp.int32), optimizer.init(variational))
+
+    def update(state: VIState, batch: Data, rng_key: jax.Array) -> tuple[VIState, Info]:
+        batches = num_minibatches(batch.num_rows, batch_size)
+        number = state.num_steps % batches + 1
+        factor = jnp.asarray(weigh(number, batches, trees.size(state.variational.mean)))
+        if kl_warmup_steps:
+            factor = factor * jnp.minimum((state.num_steps + 1) / kl_warmup_steps, 1.0)
+
+        def loss(variational: VariationalParams) -> tuple[jax.Array, Terms]:
+            terms = evidence_terms(
+                log_joint, variational, batch, rng_key, estimator, kl, num_samples
+            )
+            weighted = factor.astype(terms.divergence.dtype) * terms.divergence
+            return weighted - terms.expected_log_likelihood, terms
+
+        gradient, terms = jax.grad(loss, has_aux=True)(state.variational)
+        variational, optimizer_state = optimize(
+            optimizer, gradient, state.optimizer_state, state.variational
+        )
+        info = {
+            "log_joint": terms.expected_log_likelihood + terms.expected_log_prior,
+            "expected_log_likelihood": terms.expected_log_likelihood,
+            "kl": terms.divergence,
+            "elbo": terms.expected_log_likelihood - terms.divergence,
+        }
+        for group, value in state.variational.log_prior_scale.items():
+            info[f"prior_scale/{group}"] = jnp.exp(value)
+        return VIState(variational, optax.safe_increment(state.num_steps), optimizer_state), info
+
+    def step(state: VIState, data: Data, rng_key: jax.Array) -> tuple[VIState, Info]:
+        return minibatch_epoch(update, state, data, rng_key, batch_size)
+
+    def draw(state: VIState, rng_key: jax.Array, num_draws: int) -> Params:
+        keys = jax.random.split(rng_key, num_draws)
+        return jax.vmap(lambda key: draw_params(state.variational, key))(keys)
+
+    return Method(init, step, draw)
+
+
+def _module(name: str) -> str:
+    """The module of a leaf: its name up to the last slash."""
+    return name.rpartition("/")[0]
+
+
+def _entropy(scale: Params) -> jax.Array:
+    """H[q] = sum_i log sigma_i + D / 2 (1 + log 2 pi)."""
+    logs = trees.total(jax.tree.map(jnp.log, scale))
+    return logs + 0.5 * trees.size(scale) * (1 + math.log(2 * math.pi))
+
+
+def _expected_log_prior(
+    log_joint: LogJoint, variational: VariationalParams, scale: Params, drawn: Params
+) -> jax.Array:
+    """E_q[log p(w)], not tempered; exact for a Gaussian prior, else log p at a draw of q.
+
+    A Gaussian's log-density is linear in w^2, so that its expectation is its value at the root of
+    E_q[w^2] = mu^2 + sigma^2. With a factor c on the prior's scale, log p(w; c) is
+    log p(w / c) - log c for every family.
+    """
+    closed_form = log_joint.prior.family == "gaussian"
+
+    def log_factor(name: str) -> jax.Array | float:
+        if _module(name) == PARAMETER_GROUP:
+            return 0.0
+        factors = variational.log_prior_scale
+        return next((factors[g] for g in (name, _module(name), "*") if g in factors), 0.0)
+
+    def at(name: str, mean: jax.Array, std: jax.Array, value: jax.Array) -> jax.Array:
+        if closed_form and _module(name) != PARAMETER_GROUP:
+            value = jnp.sqrt(jnp.square(mean) + jnp.square(std))
+        return value * jnp.exp(-log_factor(name))
+
+    random = log_joint.partition(drawn)[0]
+    values = trees.map_with_name(at, variational.mean, scale, random)
+    sizes = trees.map_with_name(lambda name, leaf: leaf.size * log_factor(name), random)
+    return log_joint.log_prior(trees.merge(values, variational.point)) - trees.total(sizes)
+
+
+def _forward_divergence(
+    log_joint: LogJoint, variational: VariationalParams, scale: Params, rng_key: jax.Array
+) -> jax.Array:
+    """KL(p || q) = sum_i [ log sigma_i + log(2 pi) / 2 + (s_i^2 + mu_i^2) / 2 sigma_i^2 ] - H[p].
+
+    Exact in q for every family, since all have mean 0 and variance s^2. H[p], a constant, is exact
+    for the Gaussian (by its value at w = s) and from a draw of the prior for the others.
+    """
+    prior = log_joint.prior
+    mean, std = dict(variational.mean), dict(scale)
+    own_mean, own_std = (tree.pop(PARAMETER_GROUP, None) for tree in (mean, std))
+
+    def cross_entropy(name: str, mu: jax.Array, sigma: jax.Array) -> jax.Array:
+        square = prior.scale(name) ** 2 + jnp.square(mu)
+        return jnp.log(sigma) + 0.5 * math.log(2 * math.pi) + square / (2 * jnp.square(sigma))
+
+    if prior.family == "gaussian":
+        at = trees.map_with_name(lambda name, mu: jnp.full_like(mu, prior.scale(name)), mean)
+    else:
+        at = prior.sample(jax.random.fold_in(rng_key, 0), mean)
+    divergence = trees.total(trees.map_with_name(cross_entropy, mean, std)) + prior.log_density(at)
+    if jax.tree.leaves(own_mean):
+        drawn = draw_params(variational, jax.random.fold_in(rng_key, 1))[PARAMETER_GROUP]
+        divergence -= log_joint.likelihood.log_prior(drawn) + _entropy(own_std)
+    return divergence
+
+
+def _kl_weight(kl_weight: float | str | KLWeight) -> KLWeight:
+    if callable(kl_weight):
+        return kl_weight
+    if isinstance(kl_weight, str):
+        if kl_weight not in KL_WEIGHTS:
+            raise unknown_name("kl_weight", kl_weight, KL_WEIGHTS)
+        return KL_WEIGHTS[kl_weight]
+    if not (kl_weight >= 0 and math.isfinite(kl_weight)):
+        raise UserError(f"kl_weight must be finite and not negative, not {kl_weight}.")
+    return lambda number, batches, parameters: kl_weight
