@@ -4,6 +4,7 @@ A flag that is not given takes a value that suits the data set: the settings of 
 (arXiv 2104.14421) for the data sets it used, our own for the embedded ones.
 """
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,14 @@ ANCHOR: Settings = {
     "save_freq": 50,
 }
 ANCHOR_SETS = ("cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "imdb")
+# UCI regression, for which the anchor published no settings: SGD as there, our own numbers.
+UCI: Settings = ANCHOR | {
+    "weight_decay": 1.0,
+    "init_step_size": 1e-5,
+    "num_epochs": 1000,
+    "eval_freq": 100,
+    "save_freq": 500,
+}
 # A user's own data: Adam does not mind the scale of the summed gradient.
 GENERIC: Settings = ANCHOR | {
     "weight_decay": 1.0,
@@ -56,6 +65,8 @@ def data_settings(dataset_name: str) -> Settings:
     """What flags default to on a data set."""
     if dataset_name in ANCHOR_SETS:
         return ANCHOR
+    if re.fullmatch(r"\w+_\d+", dataset_name):
+        return UCI
     return EMBEDDED.get(dataset_name, GENERIC)
 
 

@@ -106,6 +106,8 @@ def load_problem(settings: cmd_args_utils.Settings | None = None) -> tuple[LogJo
             dataset.x_train.shape[1:],
             np.issubdtype(dataset.x_train.dtype, np.integer),
         )
+    if FLAGS.model_name == "cnn_lstm" and dataset.x_train.max() >= models.VOCABULARY_SIZE:
+        raise UserError(f"cnn_lstm knows tokens below {models.VOCABULARY_SIZE} only.")
     likelihood = _make_likelihood(dataset)
     log_joint = make_log_joint(
         models.get_network(FLAGS.model_name, likelihood.num_outputs),
@@ -160,20 +162,18 @@ def _make_prior() -> priors.Prior:
     return priors.make_prior(FLAGS.weight_decay, FLAGS.prior_family, groups, **arguments)
 
 
-def initial_params(log_joint: LogJoint, num_chains: int) -> Params | None:
-    """The parameters of --init_checkpoint, (num_chains, ...); None when it is not given.
+def initial_params(log_joint: LogJoint, num_chains: int, path: str | None) -> Params | None:
+    """The parameters of a run folder or a file, (num_chains, ...); None when there is no path.
 
     A file with one set of parameters starts every chain; otherwise there must be one a chain.
     """
-    if FLAGS.init_checkpoint is None:
+    if path is None:
         return None
     template = jax.eval_shape(log_joint.init, jax.random.key(0))
-    params = checkpoint_utils.load_params(pathlib.Path(FLAGS.init_checkpoint), template)
+    params = checkpoint_utils.load_params(pathlib.Path(path), template)
     found = jax.tree.leaves(params)[0].shape[0]
     if found not in (1, num_chains):
-        raise UserError(
-            f"{FLAGS.init_checkpoint} holds {found} sets of parameters, for {num_chains} chains."
-        )
+        raise UserError(f"{path} holds {found} sets of parameters, for {num_chains} chains.")
     return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_chains, *leaf.shape[1:])), params)
 
 

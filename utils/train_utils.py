@@ -241,7 +241,10 @@ class Run:
         """Metrics of the current state's draws, and of all draws collected so far."""
         draws = self._program.draw(self.state, chain_utils.EVALUATE, self.epoch, self._num_draws)
         train = self._metrics(self._predict(draws, self._train), self._train_targets)
-        test_predictions = self._predict(draws, self._test)
+        if self._collects(self.epoch):  # just predicted with draws of the same state
+            test_predictions = self._predictions[-1]
+        else:
+            test_predictions = self._predict(draws, self._test)
         test = self._metrics(test_predictions, self.test_targets)
         columns = TABLE_COLUMNS[self.dataset.task]
         values = {name: float(np.mean(value)) for name, value in info.items()}
