@@ -1,67 +1,19 @@
 """run_sgd.py as a user meets it: started as a program, killed, interrupted, given nonsense."""
 
-import json
-import os
-import pathlib
-import random
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
+import program
 import pytest
+from program import assert_same_outcome, outcome
 
 from utils import checkpoint_utils
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-ENVIRONMENT = os.environ | {
-    "XLA_FLAGS": "",
-    "JAX_COMPILATION_CACHE_DIR": os.environ.get(
-        "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path.home() / ".cache/haiku-posteriors/xla")
-    ),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-}
 LONG = ["--num_epochs=4000", "--eval_freq=500", "--save_freq=100", "--num_members=2"]
 
 
-def start(*flags, **options):
-    return subprocess.Popen(
-        [sys.executable, "run_sgd.py", *flags],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
 def run(*flags):
-    process = start(*flags)
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
-
-
-def outcome(directory):
-    """All that a run leaves which must not depend on how it came to its end."""
-    summary = json.loads((directory / "summary.json").read_text())
-    del summary["seconds"]
-    draws = checkpoint_utils.load_draws(directory / "draws")
-    with np.load(directory / "predictions.npz") as predictions:
-        return summary, draws, dict(predictions)
-
-
-def assert_same_outcome(first, second):
-    (summary, draws, predictions), (other_summary, other_draws, other_predictions) = (
-        outcome(first),
-        outcome(second),
-    )
-    assert summary == other_summary
-    for ours, theirs in ((draws, other_draws), (predictions, other_predictions)):
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    return program.run("run_sgd.py", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +22,6 @@ def whole(tmp_path_factory):
     code, out, err = run(f"--dir={directory}", *LONG)
     assert code == 0, err
     return directory, out, err
-
-
-def wait_for_checkpoint(directory, process):
-    while not list(directory.glob("checkpoints/*.safetensors")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
 
 
 def test_a_run_leaves_what_the_design_says(whole):
@@ -99,11 +45,7 @@ def test_a_run_leaves_what_the_design_says(whole):
 def test_killed_at_a_random_moment_and_resumed(whole, tmp_path):
     directory = tmp_path / "killed"
     for _ in range(2):
-        process = start(f"--dir={directory}", *LONG)
-        wait_for_checkpoint(directory, process)
-        time.sleep(random.uniform(0, 0.7))
-        process.kill()
-        process.communicate()
+        program.kill_after_checkpoint(directory, "run_sgd.py", f"--dir={directory}", *LONG)
     code, _, err = run(f"--dir={directory}", *LONG)
     assert code == 0, err
     assert_same_outcome(directory, whole[0])
@@ -112,9 +54,7 @@ def test_killed_at_a_random_moment_and_resumed(whole, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_and_resumed(whole, tmp_path, number):
     directory = tmp_path / "interrupted"
-    # Long enough not to end before the signal; the schedule is part of the result.
-    process = start(f"--dir={directory}", *LONG)
-    wait_for_checkpoint(directory, process)
+    process = program.start_until_checkpoint(directory, "run_sgd.py", f"--dir={directory}", *LONG)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     if process.returncode != 0:  # a fast machine may have finished first

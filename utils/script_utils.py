@@ -123,9 +123,10 @@ def load_problem(settings: cmd_args_utils.Settings | None = None) -> tuple[LogJo
 
 def _make_likelihood(dataset: Dataset) -> Likelihood:
     if FLAGS.likelihood is None:
+        one_noise_is_meant = FLAGS["noise_std"].present or FLAGS["learn_noise"].present
         regression = (
             "heteroscedastic_gaussian"
-            if FLAGS.model_name in HETEROSCEDASTIC_NETWORKS and not FLAGS["noise_std"].present
+            if FLAGS.model_name in HETEROSCEDASTIC_NETWORKS and not one_noise_is_meant
             else "gaussian"
         )
         FLAGS["likelihood"].value = regression if dataset.task == "regression" else "categorical"

@@ -1,0 +1,75 @@
+"""Scripts started as programs, as a user starts them, and what they leave."""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from utils import checkpoint_utils
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+ENVIRONMENT = os.environ | {
+    "XLA_FLAGS": "",
+    "JAX_COMPILATION_CACHE_DIR": os.environ.get(
+        "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path.home() / ".cache/haiku-posteriors/xla")
+    ),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
+
+
+def start(script, *flags):
+    return subprocess.Popen(
+        [sys.executable, script, *flags],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(script, *flags):
+    """Exit code, standard output and standard error."""
+    process = start(script, *flags)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def start_until_checkpoint(directory, script, *flags):
+    """Starts a run and returns its process once there is a checkpoint."""
+    process = start(script, *flags)
+    while not list(directory.glob("checkpoints/*.safetensors")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    return process
+
+
+def kill_after_checkpoint(directory, script, *flags):
+    """Starts a run and kills it at a random moment after its first checkpoint."""
+    process = start_until_checkpoint(directory, script, *flags)
+    time.sleep(random.uniform(0, 0.5))
+    process.kill()
+    process.communicate()
+
+
+def outcome(directory):
+    """All that a run leaves which must not depend on how it came to its end."""
+    summary = json.loads((directory / "summary.json").read_text())
+    del summary["seconds"]
+    draws = checkpoint_utils.load_draws(directory / "draws")
+    with np.load(directory / "predictions.npz") as predictions:
+        return summary, draws, dict(predictions)
+
+
+def assert_same_outcome(first, second):
+    (summary, *arrays), (other_summary, *other_arrays) = outcome(first), outcome(second)
+    assert summary == other_summary
+    for ours, theirs in zip(arrays, other_arrays, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
