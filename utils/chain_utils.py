@@ -35,9 +35,9 @@ class Program(NamedTuple):
       draw: (state, purpose, epoch, num_draws) -> params (chains, num_draws, ...).
     """
 
-    init: Callable[[Params | None], State]
-    run: Callable[[State, Data, int, int], tuple[State, Info, jax.Array]]
-    draw: Callable[[State, int, int, int], Params]
+    init: jax.stages.Wrapped
+    run: jax.stages.Wrapped
+    draw: jax.stages.Wrapped
 
 
 def compile_method(method: Method, seed: int, num_chains: int, mesh: Mesh) -> Program:

@@ -1,7 +1,10 @@
 """Ctrl-C and SIGTERM as a request that the loop answers when it can."""
 
+import math
 import signal
+import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -48,21 +51,33 @@ class Interruption:
         if self._received is not None:
             raise Interrupted(self._received)
 
-    def wait_for(self, array: Any) -> None:
-        """Waits for the computation of a JAX array; after a signal, only for GRACE_SECONDS more.
+    def wait_for(self, function: Callable[[], Any]) -> Any:
+        """The function's result; after a signal it is waited for GRACE_SECONDS more, no longer.
 
-        Python runs signal handlers between its own instructions only, so that waiting inside
-        JAX would hold them back until the computation has ended.
+        The function runs in a thread of its own: Python runs signal handlers in the main thread
+        between its own instructions only, so that a main thread inside JAX would hold them back
+        until the computation has ended. A computation that is given up goes on in its thread.
         """
-        deadline = None
-        pause = 1e-4
-        while not array.is_ready():
+        outcome: dict[str, Any] = {}
+
+        def work() -> None:
+            try:
+                outcome["result"] = function()
+            except BaseException as error:
+                outcome["error"] = error
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        deadline = math.inf
+        while thread.is_alive():
+            thread.join(timeout=0.1)
             if self._received is not None:
-                deadline = deadline or time.monotonic() + GRACE_SECONDS
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
                 if time.monotonic() > deadline:
                     self.check()
-            time.sleep(pause)
-            pause = min(2 * pause, 0.01)
+        if "error" in outcome:
+            raise outcome["error"]
+        return outcome["result"]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None:

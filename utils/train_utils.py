@@ -157,23 +157,10 @@ class Run:
           Interrupted: on Ctrl-C or SIGTERM, after a checkpoint.
           DivergedError: at a number that is not finite, after a checkpoint of the state before.
         """
-        epochs_per_call, compiled = 1, False
         try:
-            with Interruption() as interruption:
-                while self.epoch < self.num_epochs:
-                    first, stop = self.epoch, self._next_event(epochs_per_call)
-                    started = time.monotonic()
-                    info = self._advance(stop, interruption)
-                    elapsed = time.monotonic() - started
-                    self._seconds += elapsed
-                    if (
-                        compiled and not self._history
-                    ):  # the time of the first call says nothing about speed
-                        pace = SECONDS_PER_CALL / max(elapsed, 1e-6)
-                        epochs_per_call = max(1, int((stop - first) * min(pace, 8.0)))
-                    compiled = True
-                    self._events(info)
-                    interruption.check()
+            if self.epoch < self.num_epochs:
+                with Interruption() as interruption:
+                    self._run_epochs(interruption)
         except Interrupted:
             self._save()
             raise
@@ -181,10 +168,37 @@ class Run:
             self.log.close()
         return self._result()
 
-    def _advance(self, stop: int, interruption: Interruption) -> Info:
+    def _run_epochs(self, interruption: Interruption) -> None:
+        compiled = self._compile()
+        epochs_per_call = 1
+        while self.epoch < self.num_epochs:
+            first, stop = self.epoch, self._next_event(epochs_per_call)
+            started = time.monotonic()
+            info = self._advance(compiled, stop, interruption)
+            elapsed = time.monotonic() - started
+            self._seconds += elapsed
+            if not self._history:
+                pace = SECONDS_PER_CALL / max(elapsed, 1e-6)
+                epochs_per_call = max(1, int((stop - first) * min(pace, 8.0)))
+            self._events(info)
+            interruption.check()
+
+    def _compile(self) -> jax.stages.Compiled:
+        """The program of the epochs for these shapes and no others: it cannot compile again."""
+        started = time.monotonic()
+        arguments = (self.state, self._train, np.int32(0), np.int32(1))
+        compiled = self._program.run.lower(*arguments).compile()
+        self._seconds += time.monotonic() - started
+        return compiled
+
+    def _advance(
+        self, compiled: jax.stages.Compiled, stop: int, interruption: Interruption
+    ) -> Info:
         """Runs to epoch `stop`, or less far if that meets a number that is not finite."""
-        state, info, finite = self._program.run(self.state, self._train, self.epoch, stop)
-        interruption.wait_for(finite)
+        arguments = (self.state, self._train, np.int32(self.epoch), np.int32(stop))
+        state, info, finite = interruption.wait_for(
+            lambda: jax.block_until_ready(compiled(*arguments))
+        )
         if finite:
             self.epoch, self.state = stop, state
             return parallel_utils.to_host(info)
@@ -192,7 +206,7 @@ class Run:
             self._save()
             raise DivergedError(self._diverged(np.asarray(info["log_joint"])))
         # The state before this call is still here: halving the way finds the last good epoch.
-        return self._advance((self.epoch + stop) // 2, interruption)
+        return self._advance(compiled, (self.epoch + stop) // 2, interruption)
 
     def _diverged(self, log_joint: np.ndarray) -> str:
         """Where in the epoch after the kept one the first non-finite number stands."""
