@@ -65,7 +65,9 @@ def main() -> None:
         log_joint,
         dataset,
         num_chains=FLAGS.num_chains,
-        initial_params=script_utils.initial_params(log_joint, FLAGS.num_chains),
+        initial_params=script_utils.initial_params(
+            log_joint, FLAGS.num_chains, FLAGS.init_checkpoint
+        ),
         num_epochs=FLAGS.num_iterations,
         eval_freq=FLAGS.eval_freq,
         save_freq=FLAGS.save_freq,

@@ -31,7 +31,9 @@ def main() -> None:
         sgd.sgd(log_joint, optimizer, FLAGS.batch_size),
         log_joint,
         dataset,
-        initial_params=script_utils.initial_params(log_joint, FLAGS.num_members),
+        initial_params=script_utils.initial_params(
+            log_joint, FLAGS.num_members, FLAGS.init_checkpoint
+        ),
         num_chains=FLAGS.num_members,
         num_epochs=FLAGS.num_epochs,
         eval_freq=FLAGS.eval_freq,

@@ -5,32 +5,78 @@ python run_sgmcmc.py --momentum=0               SGLD
 python run_sgmcmc.py --step_size_schedule=cyclical --preconditioner=RMSprop
 """
 
+import math
+import re
+
 import optax
 from absl import flags
 
 from core import sgmcmc
 from core.data import num_minibatches
+from core.errors import UserError
 from utils import cmd_args_utils, diagnostics_utils, script_utils
 
 FLAGS = flags.FLAGS
 
-# The sampler's own settings for the embedded data; chosen by R-hat and distance to HMC.
+# The anchor's defaults. Its burn-in of 300 epochs is all of its 300 epochs; see `main`.
+ANCHOR: cmd_args_utils.Settings = {
+    "preconditioner": "None",
+    "num_burnin_epochs": 300,
+    "step_size_cycle_length_epochs": 50,
+    "ensemble_freq": 10,
+}
+# Other data: the preconditioner takes care of the gradient's scale, which is the data's.
+GENERIC: cmd_args_utils.Settings = ANCHOR | {
+    "preconditioner": "RMSprop",
+    "init_step_size": 1e-4,
+    "momentum_decay": 0.9,
+    "num_epochs": 600,
+    "num_burnin_epochs": 200,
+}
+# Of few rows: an epoch has few steps.
+SMALL: cmd_args_utils.Settings = GENERIC | {
+    "num_epochs": 6_000,
+    "num_burnin_epochs": 2_000,
+    "step_size_cycle_length_epochs": 100,
+    "ensemble_freq": 100,
+    "eval_freq": 1_000,
+    "save_freq": 2_000,
+}
+# One step an epoch.
+FULL_BATCH: cmd_args_utils.Settings = SMALL | {
+    "num_epochs": 60_000,
+    "num_burnin_epochs": 20_000,
+    "step_size_cycle_length_epochs": 500,
+    "ensemble_freq": 500,
+    "eval_freq": 10_000,
+    "save_freq": 20_000,
+}
 SETTINGS: dict[str, cmd_args_utils.Settings] = {
-    "toy_regression": {
+    # Chosen by R-hat and distance to HMC.
+    "toy_regression": FULL_BATCH
+    | {
+        "preconditioner": "None",
         "init_step_size": 2e-6,
+        "momentum_decay": 0.98,
         "num_epochs": 300_000,
         "num_burnin_epochs": 100_000,
+        "step_size_cycle_length_epochs": 2_000,
         "ensemble_freq": 2_000,
         "eval_freq": 50_000,
         "save_freq": 100_000,
-        "momentum_decay": 0.98,
     },
+    **dict.fromkeys(("sine_regression", "two_moons"), FULL_BATCH),
+    **dict.fromkeys(("diabetes", "breast_cancer", "wine"), SMALL),
+    **dict.fromkeys(("boston", "concrete", "energy", "wine_quality", "yacht"), SMALL),
+    **dict.fromkeys(cmd_args_utils.ANCHOR_SETS, ANCHOR),
 }
 
 cmd_args_utils.define_common_flags()
 cmd_args_utils.define_sgd_flags()
 flags.adopt_module_key_flags(cmd_args_utils)
-flags.DEFINE_enum("preconditioner", "None", ["None", "RMSprop"], "Preconditioner.")
+flags.DEFINE_enum(
+    "preconditioner", None, ["None", "RMSprop"], "Preconditioner; it stands still after burn-in."
+)
 flags.DEFINE_enum(
     "step_size_schedule",
     "constant",
@@ -38,9 +84,14 @@ flags.DEFINE_enum(
     "constant: cosine burn-in to final_step_size; cyclical: constant burn-in, then cosine cycles.",
 )
 flags.DEFINE_integer("num_burnin_epochs", None, "Epochs before draws are taken.", lower_bound=0)
-flags.DEFINE_float("final_step_size", None, "After burn-in; init_step_size by default.")
+flags.DEFINE_float(
+    "final_step_size", None, "After burn-in (constant schedule); init_step_size by default."
+)
 flags.DEFINE_integer(
-    "step_size_cycle_length_epochs", 50, "Epochs in a cycle of the step size.", lower_bound=1
+    "step_size_cycle_length_epochs",
+    None,
+    "Epochs in a cycle of the step size; a draw is taken at its end (cyclical schedule).",
+    lower_bound=1,
 )
 flags.DEFINE_integer(
     "ensemble_freq", None, "Epochs between draws (constant schedule).", lower_bound=1
@@ -53,13 +104,18 @@ def make_sampler(num_rows: int) -> optax.GradientTransformationExtraArgs:
     """The sampler that the flags describe."""
     epoch = num_minibatches(num_rows, FLAGS.batch_size)
     burn_in = FLAGS.num_burnin_epochs * epoch
+    cmd_args_utils.fill_in(FLAGS, {"final_step_size": FLAGS.init_step_size})
+    for name in ("init_step_size", "final_step_size"):
+        if not (FLAGS[name].value > 0 and math.isfinite(FLAGS[name].value)):
+            raise UserError(f"{name} must be positive and finite, not {FLAGS[name].value}.")
     if FLAGS.step_size_schedule == "cyclical":
         schedule = sgmcmc.cyclical(
             FLAGS.init_step_size, burn_in, FLAGS.step_size_cycle_length_epochs * epoch
         )
     else:
-        final = FLAGS.final_step_size or FLAGS.init_step_size
-        schedule = sgmcmc.constant_with_burn_in(FLAGS.init_step_size, final, burn_in)
+        schedule = sgmcmc.constant_with_burn_in(
+            FLAGS.init_step_size, FLAGS.final_step_size, burn_in
+        )
     preconditioner = None
     if FLAGS.preconditioner == "RMSprop":
         # Standing still after burn-in, it leaves the target as it is.
@@ -69,23 +125,45 @@ def make_sampler(num_rows: int) -> optax.GradientTransformationExtraArgs:
     return sgmcmc.sghmc(schedule, FLAGS.momentum_decay, preconditioner)
 
 
+def draw_period() -> int:
+    """Epochs between two draws; refuses flags by which there would be none."""
+    name = (
+        "step_size_cycle_length_epochs"
+        if FLAGS.step_size_schedule == "cyclical"
+        else "ensemble_freq"
+    )
+    period = FLAGS[name].value
+    if FLAGS.num_burnin_epochs + period > FLAGS.num_epochs:
+        raise UserError(
+            f"There would be no draws: the first comes num_burnin_epochs + {name} = "
+            f"{FLAGS.num_burnin_epochs} + {period} epochs from the start, and num_epochs is "
+            f"{FLAGS.num_epochs}."
+        )
+    return period
+
+
 def main() -> None:
     """Runs the chains and leaves the run in its folder."""
-    settings = {"num_burnin_epochs": 300, "ensemble_freq": 10}
-    log_joint, dataset = script_utils.load_problem(settings | SETTINGS.get(FLAGS.dataset_name, {}))
-    cyclical = FLAGS.step_size_schedule == "cyclical"
-    period = FLAGS.step_size_cycle_length_epochs if cyclical else FLAGS.ensemble_freq
+    settings = SETTINGS.get(re.sub(r"_\d+$", "", FLAGS.dataset_name), GENERIC)
+    burn_in_given = FLAGS.num_burnin_epochs is not None
+    log_joint, dataset = script_utils.load_problem(settings)
+    if not burn_in_given:
+        # So that a run shortened by --num_epochs alone has draws.
+        FLAGS["num_burnin_epochs"].value = min(FLAGS.num_burnin_epochs, FLAGS.num_epochs // 2)
+    burn_in, period = FLAGS.num_burnin_epochs, draw_period()
     result, directory = script_utils.execute(
         "sgmcmc",
         sgmcmc.sgmcmc(log_joint, make_sampler(len(dataset.x_train)), FLAGS.batch_size),
         log_joint,
         dataset,
         num_chains=FLAGS.num_chains,
-        initial_params=script_utils.initial_params(log_joint, FLAGS.num_chains),
+        initial_params=script_utils.initial_params(
+            log_joint, FLAGS.num_chains, FLAGS.init_checkpoint
+        ),
         num_epochs=FLAGS.num_epochs,
         eval_freq=FLAGS.eval_freq,
         save_freq=FLAGS.save_freq,
-        collects=lambda done: sgmcmc.collects(done, FLAGS.num_burnin_epochs, period),
+        collects=lambda done: sgmcmc.collects(done, burn_in, period),
     )
     diagnostics_utils.report_sampler(directory, result)
 
