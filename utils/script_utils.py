@@ -62,6 +62,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
             # A computation may still be running; an ordinary exit would wait for it.
             print(f"Stopped by {request}; the same command goes on from here.", flush=True)
             os._exit(128 + request.signal_number)
+        except KeyboardInterrupt:  # outside the loop, or asked twice
+            _leave("Stopped; the last checkpoint, if there is one, stands.", 130)
         except OSError as error:
             _leave(f"The file system refused: {error}. The last checkpoint stands.", 1)
 
