@@ -18,6 +18,8 @@ from utils import cmd_args_utils, diagnostics_utils, script_utils
 
 FLAGS = flags.FLAGS
 
+# Where a table has none for the preconditioner in force. The two are in different units.
+STEP_SIZES = {"None": 1e-6, "RMSprop": 1e-4}
 # The anchor's defaults. Its burn-in of 300 epochs is all of its 300 epochs; see `main`.
 ANCHOR: cmd_args_utils.Settings = {
     "preconditioner": "None",
@@ -28,7 +30,7 @@ ANCHOR: cmd_args_utils.Settings = {
 # Other data: the preconditioner takes care of the gradient's scale, which is the data's.
 GENERIC: cmd_args_utils.Settings = ANCHOR | {
     "preconditioner": "RMSprop",
-    "init_step_size": 1e-4,
+    "init_step_size": STEP_SIZES["RMSprop"],
     "momentum_decay": 0.9,
     "num_epochs": 600,
     "num_burnin_epochs": 200,
@@ -100,14 +102,26 @@ flags.DEFINE_bool("save_all_ensembled", True, "Accepted for old commands: draws 
 flags.DEFINE_integer("num_chains", 4, "Chains, side by side.", lower_bound=1)
 
 
+def default_settings() -> cmd_args_utils.Settings:
+    """What flags that were not given default to, seen what was."""
+    settings = SETTINGS.get(re.sub(r"_\d+$", "", FLAGS.dataset_name), GENERIC)
+    if FLAGS.init_step_size is not None:
+        # A step size of the user's is in the plain sampler's units, unless they say otherwise.
+        return settings | {"preconditioner": "None"}
+    if FLAGS.preconditioner not in (None, settings["preconditioner"]):
+        return settings | {"init_step_size": STEP_SIZES[FLAGS.preconditioner]}
+    return settings
+
+
 def make_sampler(num_rows: int) -> optax.GradientTransformationExtraArgs:
     """The sampler that the flags describe."""
     epoch = num_minibatches(num_rows, FLAGS.batch_size)
     burn_in = FLAGS.num_burnin_epochs * epoch
     cmd_args_utils.fill_in(FLAGS, {"final_step_size": FLAGS.init_step_size})
-    for name in ("init_step_size", "final_step_size"):
-        if not (FLAGS[name].value > 0 and math.isfinite(FLAGS[name].value)):
-            raise UserError(f"{name} must be positive and finite, not {FLAGS[name].value}.")
+    sizes = {"init_step_size": FLAGS.init_step_size, "final_step_size": FLAGS.final_step_size}
+    for name, size in sizes.items():
+        if not (size > 0 and math.isfinite(size)):
+            raise UserError(f"{name} must be positive and finite, not {size}.")
     if FLAGS.step_size_schedule == "cyclical":
         schedule = sgmcmc.cyclical(
             FLAGS.init_step_size, burn_in, FLAGS.step_size_cycle_length_epochs * epoch
@@ -127,12 +141,9 @@ def make_sampler(num_rows: int) -> optax.GradientTransformationExtraArgs:
 
 def draw_period() -> int:
     """Epochs between two draws; refuses flags by which there would be none."""
-    name = (
-        "step_size_cycle_length_epochs"
-        if FLAGS.step_size_schedule == "cyclical"
-        else "ensemble_freq"
-    )
-    period = FLAGS[name].value
+    name, period = "ensemble_freq", FLAGS.ensemble_freq
+    if FLAGS.step_size_schedule == "cyclical":
+        name, period = "step_size_cycle_length_epochs", FLAGS.step_size_cycle_length_epochs
     if FLAGS.num_burnin_epochs + period > FLAGS.num_epochs:
         raise UserError(
             f"There would be no draws: the first comes num_burnin_epochs + {name} = "
@@ -144,9 +155,8 @@ def draw_period() -> int:
 
 def main() -> None:
     """Runs the chains and leaves the run in its folder."""
-    settings = SETTINGS.get(re.sub(r"_\d+$", "", FLAGS.dataset_name), GENERIC)
     burn_in_given = FLAGS.num_burnin_epochs is not None
-    log_joint, dataset = script_utils.load_problem(settings)
+    log_joint, dataset = script_utils.load_problem(default_settings())
     if not burn_in_given:
         # So that a run shortened by --num_epochs alone has draws.
         FLAGS["num_burnin_epochs"].value = min(FLAGS.num_burnin_epochs, FLAGS.num_epochs // 2)
