@@ -125,6 +125,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow  # the commands above start every variant each time
 @pytest.mark.parametrize(
     "name",
     # Those that differ most; `LONG` is preconditioned SGHMC under the constant schedule.
@@ -145,6 +146,7 @@ def test_every_variant_draws_and_says_how_well_it_mixed(name, tmp_path):
     assert draws["hidden_0/w"].shape == (4, 10, 1, 7)
 
 
+@pytest.mark.slow  # the loop is shared: test_run_sgd.py shows it every time
 def test_killed_at_a_random_moment_and_resumed(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     code, _, err = run(f"--dir={whole}", *LONG)

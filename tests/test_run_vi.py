@@ -54,6 +54,7 @@ def test_a_run_says_what_it_covers_and_learned(whole):
     assert summary["test"]["epistemic"] > 0.01
 
 
+@pytest.mark.slow  # the loop is shared: test_run_sgd.py shows it every time
 def test_killed_at_a_random_moment_and_resumed(whole, tmp_path):
     directory = tmp_path / "killed"
     program.kill_after_checkpoint(directory, "run_vi.py", f"--dir={directory}", *LONG)
