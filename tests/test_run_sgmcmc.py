@@ -126,16 +126,7 @@ VARIANTS = {
 
 
 @pytest.mark.slow  # the commands above start every variant each time
-@pytest.mark.parametrize(
-    "name",
-    # Those that differ most; `LONG` is preconditioned SGHMC under the constant schedule.
-    [
-        name
-        if name in ("SGLD", "cyclical, preconditioned")
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in VARIANTS
-    ],
-)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_draws_and_says_how_well_it_mixed(name, tmp_path):
     code, out, err = run(f"--dir={tmp_path / 'run'}", *SHORT, *VARIANTS[name])
     assert code == 0, err
