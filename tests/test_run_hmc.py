@@ -63,6 +63,7 @@ def test_killed_and_resumed(whole, tmp_path):
     ).read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_long_trajectory_stops_within_seconds(tmp_path):
     """A transition of ten million leapfrog steps would take minutes."""
     directory = tmp_path / "long"

@@ -51,7 +51,9 @@ def test_killed_at_a_random_moment_and_resumed(whole, tmp_path):
     assert_same_outcome(directory, whole[0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_interrupted_and_resumed(whole, tmp_path, number):
     directory = tmp_path / "interrupted"
     process = program.start_until_checkpoint(directory, "run_sgd.py", f"--dir={directory}", *LONG)
