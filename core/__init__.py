@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from core import dropout, hmc, sgd, sgmcmc, vi
+from core import dropout, hmc, implicit, sgd, sgmcmc, vi
 from core.method import Method
 
 # Every method, by name: built as METHODS[name](log_joint, **settings), all settings optional.
@@ -11,6 +11,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "sgd": sgd.sgd,
     "hmc": hmc.hmc,
     "sgmcmc": sgmcmc.sgmcmc,
+    "implicit": implicit.implicit,
     "mean_field_vi": vi.mean_field_vi,
     "mc_dropout": dropout.mc_dropout,
 }

@@ -54,7 +54,7 @@ class LogDet(NamedTuple):
     residual: jax.Array
 
 
-def exact(generator: Generator, z: jax.Array, scale: Scale, *, block_size: int = 64) -> LogDet:
+def exact(generator: Generator, z: jax.Array, scale: Scale, *, block_size: int = 128) -> LogDet:
     """The value itself, for small d: A is built, d x d, from products with blocks of vectors.
 
     Rounding errors of A, of size eps |B|^2, can exceed its smallest eigenvalues and make it
@@ -73,7 +73,8 @@ def exact(generator: Generator, z: jax.Array, scale: Scale, *, block_size: int =
       block_size: products at a time; the memory is that of so many D-vectors and a few d x d.
 
     Returns:
-      value = lower = upper, and residual 0. The smallest singular value is good to sqrt(eps).
+      value = lower = upper, and residual 0. Of the smallest singular value, 1 + smin^2 is good to
+      one per cent.
     """
     whitened = _whitened(generator, scale)
     push, pull = _products(whitened, z)
@@ -93,7 +94,7 @@ def exact(generator: Generator, z: jax.Array, scale: Scale, *, block_size: int =
     rows = inverse_factor(first + shift * identity)  # W_1^T
     rows = inverse_factor(gram(rows)) @ rows  # W^T
     fixed = -jnp.sum(jnp.log(jnp.diagonal(rows)))
-    smallest = jnp.sqrt(jnp.maximum(jnp.linalg.norm(rows, 2) ** -2 - 1, 0))  # by |W|^-2 = min A
+    smallest = jnp.sqrt(jnp.maximum(1 / _largest_eigenvalue(rows @ rows.T) - 1, 0))  # 1 / min A
     value = _with_gradient(whitened, z, fixed, rows, block_size)
     return LogDet(value, fixed, fixed, smallest, jnp.zeros_like(fixed))
 
@@ -288,6 +289,19 @@ def _products(whitened: VectorMap, z: jax.Array) -> tuple[VectorMap, VectorMap]:
     push = jax.lax.stop_gradient(push)  # a pytree: what it keeps of the evaluation are its leaves
     transpose = jax.linear_transpose(push, z)
     return push, lambda u: transpose(u)[0]
+
+
+def _largest_eigenvalue(matrix: jax.Array) -> jax.Array:
+    """Of a positive matrix, from below, by 2^8 power iterations: ten times faster than an SVD.
+
+    They are done on all columns, and the one that has grown most is taken.
+    """
+    power = matrix
+    for _ in range(8):
+        power = power / jnp.trace(power)
+        power = power @ power
+    vector = power[jnp.argmax(jnp.diagonal(power))]
+    return vector @ matrix @ vector / (vector @ vector)
 
 
 def _with_gradient(

@@ -284,29 +284,24 @@ def _entropy(scale: Params) -> jax.Array:
 def _expected_log_prior(
     log_joint: LogJoint, variational: VariationalParams, scale: Params, drawn: Params
 ) -> jax.Array:
-    """E_q[log p(w)], not tempered; exact for a Gaussian prior, else log p at a draw of q.
+    """E_q[log p(w)], not tempered: see `LogJoint.expected_log_prior`.
 
-    A Gaussian's log-density is linear in w^2, so that its expectation is its value at the root of
-    E_q[w^2] = mu^2 + sigma^2. With a factor c on the prior's scale, log p(w; c) is
-    log p(w / c) - log c for every family.
+    With a factor c on the prior's scale, log p(w; c) is log p(w / c) - log c for every family.
     """
-    closed_form = log_joint.prior.family == "gaussian"
+    random = log_joint.partition(drawn)[0]
+    factors = variational.log_prior_scale
 
     def log_factor(name: str) -> jax.Array | float:
         if _module(name) == PARAMETER_GROUP:
             return 0.0
-        factors = variational.log_prior_scale
         return next((factors[g] for g in (name, _module(name), "*") if g in factors), 0.0)
 
-    def at(name: str, mean: jax.Array, std: jax.Array, value: jax.Array) -> jax.Array:
-        if closed_form and _module(name) != PARAMETER_GROUP:
-            value = jnp.sqrt(jnp.square(mean) + jnp.square(std))
-        return value * jnp.exp(-log_factor(name))
+    def divided(tree: Params) -> Params:
+        return trees.map_with_name(lambda name, leaf: leaf * jnp.exp(-log_factor(name)), tree)
 
-    random = log_joint.partition(drawn)[0]
-    values = trees.map_with_name(at, variational.mean, scale, random)
     sizes = trees.map_with_name(lambda name, leaf: leaf.size * log_factor(name), random)
-    return log_joint.log_prior(trees.merge(values, variational.point)) - trees.total(sizes)
+    terms = (divided(tree) for tree in (variational.mean, scale, random))
+    return log_joint.expected_log_prior(*terms) - trees.total(sizes)
 
 
 def _forward_divergence(

@@ -18,6 +18,8 @@ from utils import parallel_utils
 
 # Purposes of random keys; never renumber, or old runs cannot be repeated.
 INIT, STEP, DRAW, EVALUATE = range(4)
+# Of stages before and after the loop, in scripts that have them.
+PRETRAIN_INIT, PRETRAIN, EVIDENCE, MIX, PILOT, REFINE = range(4, 10)
 
 
 def chain_key(seed: int, purpose: int, epoch: jax.Array | int, chain: jax.Array) -> jax.Array:
@@ -40,7 +42,9 @@ class Program(NamedTuple):
     draw: jax.stages.Wrapped
 
 
-def compile_method(method: Method, seed: int, num_chains: int, mesh: Mesh) -> Program:
+def compile_method(
+    method: Method, seed: int, num_chains: int, mesh: Mesh, step_purpose: int = STEP
+) -> Program:
     """Adds the chain axis to a method and compiles its three functions once each."""
     chains, whole = parallel_utils.chain_sharding(mesh), parallel_utils.replicated(mesh)
 
@@ -62,7 +66,7 @@ def compile_method(method: Method, seed: int, num_chains: int, mesh: Mesh) -> Pr
     ) -> tuple[State, Info, jax.Array]:
         def run_chain(state: State, chain: jax.Array) -> tuple[State, Info, jax.Array]:
             def step(state: State, epoch: jax.Array) -> tuple[State, Info]:
-                return method.step(state, data, chain_key(seed, STEP, epoch, chain))
+                return method.step(state, data, chain_key(seed, step_purpose, epoch, chain))
 
             def body(epoch: jax.Array, carry: tuple[State, Info, jax.Array]) -> tuple:
                 state, _, total = carry

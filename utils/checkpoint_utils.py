@@ -156,6 +156,23 @@ def load_params(path: pathlib.Path, template: Params) -> Params:
     return _fit(path, stacked, with_chains)
 
 
+def load_part(directory: pathlib.Path, part: str, template: Params) -> Params:
+    """A part of the newest checkpoint's state, such as `variational`.
+
+    Args:
+      directory: of the run.
+      part: its name in the state.
+      template: shapes that the part must have.
+    """
+    candidates = _checkpoints(directory / "checkpoints")
+    if not candidates:
+        raise UserError(f"{directory} holds no checkpoints.")
+    tensors, _ = load_tensors(candidates[0])
+    prefix = f"{part}/"
+    found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    return _fit(candidates[0], found, template)
+
+
 def _fit(path: pathlib.Path, tensors: dict[str, np.ndarray], template: Any) -> Any:
     """The tensors in the structure of `template`, or a sentence on the first difference."""
     expected = trees.named_leaves(template)

@@ -121,6 +121,27 @@ def mlp_classification(inputs: jax.Array, num_outputs: int) -> jax.Array:
     return _mlp(inputs, (256, 256), num_outputs)
 
 
+def mlp_400_400(inputs: jax.Array, num_outputs: int) -> jax.Array:
+    """Two hidden layers of 400, ReLU: 478,410 parameters on 28x28x1 with 10 classes."""
+    return _mlp(inputs, (400, 400), num_outputs)
+
+
+def lenet5(inputs: jax.Array, num_outputs: int) -> jax.Array:
+    """5x5 convolutions (6, 16) without padding, each with ReLU and 2x2 max-pool; dense 120, 84.
+
+    44,426 parameters on 28x28x1 with 10 classes. Needs at least 16x16 pixels.
+    """
+    hidden = _as_images(inputs)
+    if min(hidden.shape[1:3]) < 16:
+        height, width = hidden.shape[1:3]
+        raise UserError(f"lenet5 needs images of at least 16x16 pixels, not {height}x{width}.")
+    for index, channels in enumerate((6, 16)):
+        convolution = hk.Conv2D(channels, 5, padding="VALID", name=f"conv_{index}")
+        hidden = jax.nn.relu(convolution(hidden))
+        hidden = hk.max_pool(hidden, (2, 2, 1), (2, 2, 1), "VALID")
+    return _mlp(hidden, (120, 84), num_outputs)
+
+
 def lenet(inputs: jax.Array, num_outputs: int) -> jax.Array:
     """Three 5x5 convolutions (6, 16, 120), each with ReLU and a 3x3 max-pool of stride 2; dense 84.
 
@@ -235,8 +256,8 @@ def cnn_lstm(inputs: jax.Array, num_outputs: int) -> jax.Array:
 NETWORKS: dict[str, Callable[[jax.Array, int], jax.Array]] = {
     function.__name__: function for function in (
         logistic_regression, mlp_toy, mlp_20_20, mlp_regression, mlp_regression_small,
-        mlp_classification, lenet, resnet20_frn, resnet20_frn_swish, wide_resnet_16_4,
-        wide_resnet_28_10, cnn_lstm,
+        mlp_classification, mlp_400_400, lenet5, lenet, resnet20_frn, resnet20_frn_swish,
+        wide_resnet_16_4, wide_resnet_28_10, cnn_lstm,
     )
 }
 # fmt: on

@@ -20,9 +20,17 @@ from core import likelihoods, priors, trees
 from core.errors import UserError
 from core.likelihoods import Likelihood
 from core.log_joint import LogJoint, make_log_joint
-from core.method import Method
+from core.method import Method, State
 from core.trees import Params
-from utils import checkpoint_utils, cmd_args_utils, data_utils, models, picture_utils
+from utils import (
+    chain_utils,
+    checkpoint_utils,
+    cmd_args_utils,
+    data_utils,
+    models,
+    parallel_utils,
+    picture_utils,
+)
 from utils.data_utils import Dataset
 from utils.interrupt_utils import Interrupted
 from utils.logging_utils import Ticker, write_json
@@ -180,6 +188,25 @@ def initial_params(log_joint: LogJoint, num_chains: int, path: str | None) -> Pa
     return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_chains, *leaf.shape[1:])), params)
 
 
+def pretrain(
+    method: Method, log_joint: LogJoint, dataset: Dataset, *, num_chains: int, num_epochs: int
+) -> Params:
+    """Parameters to start from, (num_chains, ...): those a method has at the end of its epochs."""
+    mesh = parallel_utils.make_mesh(num_chains)
+    pieces = log_joint.num_microbatches
+    data = parallel_utils.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
+    program = chain_utils.compile_method(method, FLAGS.seed, num_chains, mesh, chain_utils.PRETRAIN)
+    keys = jax.vmap(
+        lambda chain: chain_utils.chain_key(FLAGS.seed, chain_utils.PRETRAIN_INIT, 0, chain)
+    )(np.arange(num_chains))
+    state, _, finite = program.run(
+        program.init(jax.vmap(log_joint.init)(keys)), data, 0, num_epochs
+    )
+    if not finite:
+        raise DivergedError("Pretraining met a number that is not finite; lower init_step_size.")
+    return parallel_utils.to_host(state.params)
+
+
 def execute(
     name: str,
     method: Method,
@@ -196,6 +223,7 @@ def execute(
     keep_history: bool = False,
     ticker: Ticker | None = None,
     unit: str = "epoch",
+    change_draws: Callable[[State, Params], Params] | None = None,
 ) -> tuple[RunResult, pathlib.Path]:
     """Runs a method to its end in the folder that the flags name, and leaves everything there."""
     directory = _open_directory(name, dataset)
@@ -226,6 +254,8 @@ def execute(
     if ticker:
         ticker.listener = run.log.within
     result = run.finish()
+    if change_draws:
+        result = run.finish_with(change_draws)
     outputs, log_likelihoods = result.test_predictions.flat()
     _write_npz(
         directory / "predictions.npz",

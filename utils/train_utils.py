@@ -168,6 +168,20 @@ class Run:
             self.log.close()
         return self._result()
 
+    def finish_with(self, change: Callable[[State, Params], Params]) -> RunResult:
+        """The result with other draws than those of the last state, for a run that is finished.
+
+        Args:
+          change: (state, its draws (chains, draws, ...), host arrays) -> the draws to keep.
+        """
+        # Drawn again, not taken from the disk: there they may have been changed already.
+        draws = self._program.draw(self.state, chain_utils.DRAW, self.epoch, self._num_draws)
+        draws = change(self.state, parallel_utils.to_host(draws))
+        self._draws, self._kept_draws = [draws], [draws]
+        self._predictions = [self._predict(draws, self._test)]
+        self._save()
+        return self._result()
+
     def _run_epochs(self, interruption: Interruption) -> None:
         compiled = self._compile()
         epochs_per_call = 1

@@ -41,6 +41,8 @@ def random_params(network, inputs, scale=0.3):
         ("mlp_regression", (1, 13), 2, 100 * 13 + 10_402),
         ("mlp_regression_small", (1, 8), 2, 50 * 8 + 152),
         ("mlp_classification", MNIST, 10, 269_322),
+        ("mlp_400_400", MNIST, 10, 478_410),
+        ("lenet5", MNIST, 10, 44_426),
         ("logistic_regression", MNIST, 10, 785 * 10),
         ("mlp_toy", (1, 1), 1, 105),
         ("mlp_20_20", (1, 1), 1, 481),
@@ -233,6 +235,7 @@ def test_pixels_given_as_bytes_are_read_as_numbers():
     [
         ("resnet20_frn", np.zeros((2, 784), np.float32), r"needs inputs of shape .* \(2, 784\)"),
         ("lenet", np.zeros((2, 14, 20, 1), np.float32), "at least 15x15 pixels, not 14x20"),
+        ("lenet5", np.zeros((2, 20, 15, 1), np.float32), "at least 16x16 pixels, not 20x15"),
         ("cnn_lstm", np.zeros((2, 100), np.float32), "integer tokens .* not float32"),
         ("cnn_lstm", np.zeros((2, 7), np.int32), "length at least 8"),
     ],

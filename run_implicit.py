@@ -1,0 +1,220 @@
+"""Implicit variational inference: a neural sampler of weights, with certified entropy bounds.
+
+python run_implicit.py                                    embedded toy regression
+python run_implicit.py --refine_iterations=10             each draw moved by HMC
+python run_implicit.py --entropy=singular_value           the bound of arXiv 2310.06643
+python run_implicit.py --dataset_name=digits --generator=configs/matrix_20.yaml
+"""
+
+import pathlib
+
+import jax
+import optax
+from absl import flags
+
+from core import generators, implicit, sgd, vi
+from core.data import num_minibatches
+from core.errors import UserError
+from core.generators import Generator
+from core.log_joint import LogJoint
+from core.method import State
+from core.trees import Params
+from utils import (
+    checkpoint_utils,
+    cmd_args_utils,
+    generator_utils,
+    mixture_utils,
+    optim_utils,
+    refine_utils,
+    script_utils,
+)
+from utils.data_utils import Dataset
+from utils.logging_utils import write_json
+
+FLAGS = flags.FLAGS
+
+GENERIC: cmd_args_utils.Settings = {"optimizer": "Adam", "init_step_size": 1e-3}
+SETTINGS: dict[str, cmd_args_utils.Settings] = {
+    "toy_regression": GENERIC
+    | {
+        "num_epochs": 4000,
+        "pretrain_epochs": 3000,
+        "init_step_size": 1e-2,
+        "eval_freq": 1000,
+        "save_freq": 2000,
+    },
+}
+
+cmd_args_utils.define_common_flags()
+cmd_args_utils.define_sgd_flags()
+flags.adopt_module_key_flags(cmd_args_utils)
+flags.DEFINE_string("generator", "auto", "'auto', or a YAML file as in configs/.")
+flags.DEFINE_integer("max_generator_parameters", None, "Size budget of --generator=auto.")
+flags.DEFINE_enum(
+    "entropy", None, implicit.ESTIMATORS, "Estimator; exact or, for large latents, lanczos."
+)
+flags.DEFINE_integer("entropy_steps", 20, "Steps of lanczos or singular_value.", lower_bound=1)
+flags.DEFINE_integer("entropy_probes", 1, "Probes of lanczos for each draw.", lower_bound=1)
+flags.DEFINE_bool("entropy_warm_start", False, "singular_value: start from the last vectors.")
+flags.DEFINE_integer("num_samples", 8, "Draws of the latent a minibatch.", lower_bound=1)
+flags.DEFINE_float("noise_scale", 1e-2, "Noise beside the generator; at the start if learned.")
+flags.DEFINE_bool("learn_noise_scale", True, "Learn the noise scale of every weight.")
+flags.DEFINE_enum("start", "network", implicit.STARTS, "Where the generator's draws begin.")
+flags.DEFINE_float("init_spread", 0.02, "Spread of the first draws, relative to the weights.")
+flags.DEFINE_integer(
+    "pretrain_epochs", None, "Epochs of MAP training before, unless a start is given."
+)
+flags.DEFINE_string("vi_checkpoint", None, "Folder of a run_vi.py run to start from.")
+flags.DEFINE_float("entropy_weight", 1.0, "Factor of the entropy; 1 for the ELBO.")
+flags.DEFINE_float("prior_weight", 1.0, "Factor of the log-prior; 1 for the ELBO.")
+flags.DEFINE_float(
+    "annealing_epochs", 0.0, "The likelihood's factor grows to 1 in so many epochs.", lower_bound=0
+)
+flags.DEFINE_float("annealing_start", 1e-3, "The likelihood's factor at first.")
+flags.DEFINE_float("clip_gradient", 0.1, "Largest norm of the gradient of ELBO / N; 0 for any.")
+flags.DEFINE_integer("num_draws", 100, "Draws a member to predict with.", lower_bound=1)
+flags.DEFINE_integer("num_members", 1, "Generators, from different starts.", lower_bound=1)
+flags.DEFINE_enum(
+    "member_weights", "even", mixture_utils.WEIGHTS, "How the members are mixed in the draws."
+)
+flags.DEFINE_integer(
+    "num_elbo_draws", None, "Draws for the final ELBO on all data; 0 for none.", lower_bound=0
+)
+flags.DEFINE_integer(
+    "refine_iterations", 0, "HMC transitions by which each draw is moved.", lower_bound=0
+)
+flags.DEFINE_float("refine_step_size", None, "Leapfrog step of these; adapted by default.")
+flags.DEFINE_float("refine_trajectory_len", None, "Trajectory length of these; as in run_hmc.py.")
+
+
+def make_generator(log_joint: LogJoint) -> Generator:
+    """The generator that the flags describe; says what it is."""
+    shapes = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
+    description = generator_utils.describe(FLAGS.generator, shapes, FLAGS.max_generator_parameters)
+    generator = generators.make_generator(description, shapes)
+    print(
+        f"Generator: {description}, {generators.num_parameters(generator, shapes):,} parameters "
+        f"for {generator.num_weights:,} weights."
+    )
+    return generator
+
+
+def main() -> None:
+    """Fits the members and leaves the run in its folder."""
+    if FLAGS.vi_checkpoint and (FLAGS.init_checkpoint or FLAGS.start == "prior"):
+        raise UserError("vi_checkpoint is a start of its own: neither init_checkpoint nor prior.")
+    log_joint, dataset = script_utils.load_problem(SETTINGS.get(FLAGS.dataset_name, GENERIC))
+    if FLAGS.pretrain_epochs is None:
+        FLAGS["pretrain_epochs"].value = FLAGS.num_epochs // 4
+    generator = make_generator(log_joint)
+    small = generator.num_weights <= generators.MLP_LIMIT
+    if FLAGS.num_elbo_draws is None:
+        FLAGS["num_elbo_draws"].value = 200 if small else 0
+    if FLAGS.entropy is None:
+        FLAGS["entropy"].value = implicit.default_estimator(generator)
+    estimator = implicit.Estimator(
+        FLAGS.entropy, FLAGS.entropy_steps, FLAGS.entropy_probes, FLAGS.entropy_warm_start
+    )
+    epoch = num_minibatches(len(dataset.x_train), FLAGS.batch_size)
+    pretraining, optimizer = (
+        optim_utils.make_optimizer(
+            FLAGS.optimizer, FLAGS.init_step_size, max(epochs, 1) * epoch, FLAGS.momentum_decay
+        )
+        for epochs in (FLAGS.pretrain_epochs, FLAGS.num_epochs)
+    )
+    if FLAGS.clip_gradient:
+        optimizer = optax.chain(optax.clip_by_global_norm(FLAGS.clip_gradient), optimizer)
+    method = implicit.implicit(
+        log_joint,
+        optimizer,
+        FLAGS.batch_size,
+        generator=generator,
+        estimator=estimator,
+        num_samples=FLAGS.num_samples,
+        noise_scale=FLAGS.noise_scale,
+        learn_noise_scale=FLAGS.learn_noise_scale,
+        start=FLAGS.start,
+        init_spread=FLAGS.init_spread,
+        entropy_weight=FLAGS.entropy_weight,
+        prior_weight=FLAGS.prior_weight,
+        annealing_start=FLAGS.annealing_start,
+        annealing_steps=round(FLAGS.annealing_epochs * epoch),
+    )
+
+    def change_draws(state: State, draws: Params) -> Params:
+        """Members weighed, and draws refined, as the flags say."""
+        elbos, weights = None, None
+        if FLAGS.num_elbo_draws:
+            elbos, errors = mixture_utils.member_elbos(
+                log_joint,
+                dataset,
+                generator,
+                estimator,
+                state.sampler,
+                FLAGS.seed,
+                FLAGS.num_elbo_draws,
+            )
+        weights = mixture_utils.mixture_weights(FLAGS.member_weights, elbos, FLAGS.num_members)
+        if elbos is not None:
+            print(mixture_utils.describe(elbos, errors, weights))
+            content = {"elbos": elbos, "errors": errors, "weights": weights}
+            path = pathlib.Path(FLAGS.dir) / "evidence.json"
+            write_json(path, {name: array.tolist() for name, array in content.items()})
+        if FLAGS.member_weights != "even":
+            draws = mixture_utils.mixture_draws(method, state, weights, FLAGS.num_draws, FLAGS.seed)
+        if not FLAGS.refine_iterations:
+            return draws
+        return refine_utils.refine(
+            log_joint,
+            dataset,
+            draws,
+            seed=FLAGS.seed,
+            num_iterations=FLAGS.refine_iterations,
+            step_size=FLAGS.refine_step_size,
+            trajectory_len=FLAGS.refine_trajectory_len,
+        )
+
+    script_utils.execute(
+        "implicit",
+        method,
+        log_joint,
+        dataset,
+        initial_params=initial_params(log_joint, dataset, pretraining),
+        num_chains=FLAGS.num_members,
+        num_epochs=FLAGS.num_epochs,
+        eval_freq=FLAGS.eval_freq,
+        save_freq=FLAGS.save_freq,
+        num_draws=FLAGS.num_draws,
+        change_draws=change_draws,
+    )
+
+
+def initial_params(
+    log_joint: LogJoint, dataset: Dataset, optimizer: optax.GradientTransformation
+) -> Params | vi.VariationalParams | None:
+    """Where the members start: parameters, or the mean-field posterior of a run_vi.py run."""
+    members = FLAGS.num_members
+    if FLAGS.init_checkpoint:
+        return script_utils.initial_params(log_joint, members, FLAGS.init_checkpoint)
+    if FLAGS.vi_checkpoint:
+        template = jax.eval_shape(
+            jax.vmap(lambda key: vi.initial_variational(log_joint, log_joint.init(key))),
+            jax.random.split(jax.random.key(0), members),
+        )
+        path = pathlib.Path(FLAGS.vi_checkpoint)
+        return checkpoint_utils.load_part(path, "variational", template)
+    resumed = FLAGS.dir and any(pathlib.Path(FLAGS.dir).glob("checkpoints/*"))
+    if FLAGS.start == "prior" or not FLAGS.pretrain_epochs or resumed:
+        return None
+    print(f"Pretraining: {members} MAP solution(s), {FLAGS.pretrain_epochs} epochs.", flush=True)
+    return script_utils.pretrain(
+        sgd.sgd(log_joint, optimizer, FLAGS.batch_size),
+        log_joint,
+        dataset,
+        num_chains=members,
+        num_epochs=FLAGS.pretrain_epochs,
+    )
+
+
+if __name__ == "__main__":
+    script_utils.run_script(main)

@@ -1,0 +1,119 @@
+"""Several implicit posteriors as one: q(w) = sum_k pi_k q_k(w), its ELBO and its draws.
+
+Of the mixture's entropy only bounds are known,
+
+    sum_k pi_k H[q_k]  <=  H[q]  <=  sum_k pi_k H[q_k] + H[pi],
+
+the upper one attained where members do not overlap. Hence, with L_k the members' ELBOs,
+
+    sum_k pi_k L_k  <=  ELBO(q)  <=  sum_k pi_k L_k + H[pi],
+
+and if members do not overlap, pi_k in proportion to exp(L_k) gives the highest ELBO, log sum_k
+exp(L_k). (The L_k have themselves the linearisation of their entropies, see `core.implicit`.)
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import softmax
+
+from core import implicit
+from core.errors import UserError
+from core.generators import Generator
+from core.log_joint import LogJoint
+from core.method import Method, State
+from core.trees import Params
+from utils import chain_utils, parallel_utils
+from utils.data_utils import Dataset
+
+WEIGHTS = ("even", "elbo")
+DRAWS_AT_ONCE = 50
+
+
+def member_elbos(
+    log_joint: LogJoint,
+    dataset: Dataset,
+    generator: Generator,
+    estimator: implicit.Estimator,
+    samplers: implicit.Sampler,
+    seed: int,
+    num_draws: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each member's ELBO on all training data, with standard errors; (members,) both.
+
+    Args:
+      log_joint: the model.
+      dataset: the data.
+      generator, estimator: of the members.
+      samplers: with a leading member axis.
+      seed: of the run.
+      num_draws: of (z, e), about.
+    """
+    members = len(jax.tree.leaves(samplers.log_scale)[0])
+    mesh = parallel_utils.make_mesh(members)
+    pieces = log_joint.num_microbatches
+    data = parallel_utils.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
+    at_once = min(num_draws, DRAWS_AT_ONCE)
+
+    @jax.jit
+    def elbos(samplers: implicit.Sampler, part: jax.Array) -> jax.Array:
+        def elbo(sampler: implicit.Sampler, member: jax.Array) -> jax.Array:
+            key = chain_utils.chain_key(seed, chain_utils.EVIDENCE, part, member)
+            terms, _ = implicit.evidence_terms(
+                log_joint, generator, estimator, sampler, data, key, at_once
+            )
+            return terms.elbo
+
+        return jax.vmap(elbo)(samplers, jnp.arange(members))
+
+    parts = [np.asarray(elbos(samplers, part)) for part in range(-(-num_draws // at_once))]
+    values = np.concatenate(parts, axis=1)
+    return values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
+
+
+def describe(elbos: np.ndarray, errors: np.ndarray, weights: np.ndarray) -> str:
+    """The members' ELBOs, and what they say of the mixture."""
+    each = ", ".join(f"{v:.2f} (error {e:.2f})" for v, e in zip(elbos, errors, strict=True))
+    if len(elbos) == 1:
+        return f"ELBO: {each}."
+    lower, upper = elbo_bounds(elbos, weights)
+    return (
+        f"ELBOs of the members: {each}. The mixture's is between {lower:.2f} and {upper:.2f}, the "
+        "latter if members do not overlap."
+    )
+
+
+def elbo_bounds(elbos: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Bounds of the mixture's ELBO for weights pi, (members,)."""
+    lower = float(weights @ elbos)
+    positive = weights[weights > 0]
+    return lower, lower - float(positive @ np.log(positive))
+
+
+def mixture_weights(kind: str, elbos: np.ndarray | None, members: int) -> np.ndarray:
+    """pi, (members,): all equal, or in proportion to exp(ELBO)."""
+    if kind == "even":
+        return np.full(members, 1 / members)
+    if elbos is None:
+        raise UserError("Weights by ELBO need its value: give num_elbo_draws.")
+    return softmax(elbos)
+
+
+def mixture_draws(
+    method: Method, state: State, weights: np.ndarray, num_draws: int, seed: int
+) -> Params:
+    """Draws of the mixture in the shape (members, num_draws, ...), with no meaning to the axes.
+
+    Member k gives pi_k of all draws, rounded so that they add up (the largest remainders get one).
+    """
+    total = len(weights) * num_draws
+    counts = np.floor(weights * total).astype(int)
+    order = np.argsort(counts - weights * total)
+    counts[order[: total - counts.sum()]] += 1
+    parts = []
+    for member in np.flatnonzero(counts):
+        own = jax.tree.map(lambda leaf: leaf[member], state)  # noqa: B023
+        key = chain_utils.chain_key(seed, chain_utils.MIX, 0, jnp.asarray(member))
+        parts.append(parallel_utils.to_host(method.draw(own, key, int(counts[member]))))
+    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    return jax.tree.map(lambda leaf: leaf.reshape(len(weights), num_draws, *leaf.shape[1:]), joined)
