@@ -1,24 +1,25 @@
 """Steps of SGLD and SGHMC against bare minibatch gradients and against blackjax's samplers.
 
-All see minibatches of the same size of the same data and run in turns, so that a noisy machine
-slows them alike; what counts is the median over rounds of the ratio within a round. A step is one
-minibatch gradient and what is done with it:
+All see minibatches of the same size of the same data, which are random numbers in the shape of
+digits, MNIST or CIFAR-10. They run in turns, and the quickest of several rounds counts, since other
+programs on the machine can only slow a round down. Besides seconds on the wall there are seconds of
+processor time, which a busy machine hardly touches and which mean the same if there is one core. A
+step is one minibatch gradient and what is done with it:
 
-  bare            a lax.scan of gradient and plain descent, over batches shuffled by the same code
-  no noise        that, and optax's momentum: SGD by run_sgd.py's method
-  noise alone     one vector of normal numbers as long as the parameters, in a lax.scan
-  blackjax        its kernel with its gradient estimator, jitted and called for one batch after
-                  another, as its documentation shows; SGHMC with its 10 gradients a call
-  blackjax, scan  the same kernel over the bare loop's batches in a lax.scan
+  bare         a lax.scan of gradient and plain descent, over batches shuffled by the same code
+  noise alone  one vector of normal numbers as long as the parameters, in a lax.scan
+  blackjax     its kernel with its gradient estimator, jitted and called for one batch after
+               another, as its documentation shows; SGHMC with its 10 gradients a call
 
-  python benchmarks/sgmcmc_step.py
+On a processor without accelerators, one core gives the steadiest numbers:
+
+  taskset -c 1 python benchmarks/sgmcmc_step.py
 """
 
-import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import blackjax
 import jax
@@ -28,26 +29,42 @@ from tabulate import tabulate
 
 sys.path.insert(0, ".")
 
-from core import sgd, sgmcmc, trees
-from core.data import Data, minibatch_indices, num_minibatches, take
+from core import noise, sgmcmc, trees
+from core.data import Data, minibatch_indices, take
 from core.likelihoods import categorical
 from core.log_joint import LogJoint, make_log_joint
-from core.method import Method
 from core.priors import make_prior
 from core.trees import Params
-from utils import chain_utils, data_utils, models, optim_utils, parallel_utils
+from utils import chain_utils, models, parallel_utils
 
-ROUNDS = 7
 STEP_SIZE = 1e-6
+NUM_CLASSES = 10
 BLACKJAX_GRADIENTS = 10  # a call of its SGHMC, by default
-CASES = [  # network, batch size, epochs a round: a multiple of BLACKJAX_GRADIENTS steps
-    ("mlp_20_20", 80, 10),
-    ("mlp_classification", 80, 5),
-    ("mlp_classification", 480, 10),
+
+
+class Case(NamedTuple):
+    """A network, the data's shape, and how much of it is run."""
+
+    network: str
+    input_shape: tuple[int, ...]
+    batch_size: int
+    steps_per_epoch: int
+    epochs: int
+    rounds: int
+    blackjax: bool = True
+
+
+CASES = [  # with blackjax: a multiple of BLACKJAX_GRADIENTS steps
+    Case("mlp_20_20", (64,), 80, 20, 10, 15),
+    Case("mlp_classification", (64,), 80, 20, 2, 11),
+    Case("mlp_classification", (28, 28, 1), 80, 20, 1, 9),
+    Case("lenet", (32, 32, 3), 80, 10, 1, 5),
+    # The anchor's network. It compiles too slowly for more competitors.
+    Case("resnet20_frn_swish", (32, 32, 3), 80, 2, 1, 3, blackjax=False),
 ]
 
 
-def bare_loop(log_joint: LogJoint, batch_size: int, epochs: int) -> Callable[..., Any]:
+def bare_loop(log_joint: LogJoint, batch_size: int, epochs: int) -> Callable[..., Params]:
     """Plain descent: nothing but batches, gradients and a subtraction."""
 
     @jax.jit
@@ -70,123 +87,105 @@ def noise_loop(params: Params, steps: int) -> Callable[[], Params]:
     @jax.jit
     def run(params: Params) -> Params:
         def step(total: Params, number: jax.Array) -> tuple[Params, None]:
-            noise = trees.normal_like(jax.random.fold_in(jax.random.key(0), number), total)
-            return jax.tree.map(jnp.add, total, noise), None
+            numbers = noise.normal_like(jax.random.fold_in(jax.random.key(0), number), total)
+            return jax.tree.map(jnp.add, total, numbers), None
 
         return jax.lax.scan(step, params, jnp.arange(steps))[0]
 
     return lambda: run(params)
 
 
-def blackjax_loops(
+def blackjax_loop(
     sampler: Any, params: Params, data: Data, batch_size: int, calls: int
-) -> tuple[Callable[[], Params], Callable[[], Params]]:
-    """Calls one after another from Python, and the same calls as one program."""
-    jitted = jax.jit(sampler.step)
+) -> Callable[[], Params]:
+    """One call after another from Python."""
+    step = jax.jit(sampler.step)
     inputs, targets = np.asarray(data.inputs), np.asarray(data.targets)
     keys = jax.random.split(jax.random.key(0), calls)
 
-    def one_by_one() -> Params:
+    def run() -> Params:
         generator = np.random.default_rng(0)
         position = sampler.init(params)
         for call in range(calls):
             rows = generator.choice(data.num_rows, batch_size, replace=False)
-            position = jitted(keys[call], position, (inputs[rows], targets[rows]), STEP_SIZE)
+            position = step(keys[call], position, (inputs[rows], targets[rows]), STEP_SIZE)
         return position
 
-    @jax.jit
-    def scan(position: Params, data: Data, keys: jax.Array) -> Params:
-        epochs = -(-calls // num_minibatches(data.num_rows, batch_size))
-        rows = jax.vmap(
-            lambda key: minibatch_indices(data.num_rows, batch_size, key, data.weights.dtype)[0]
-        )(keys[:epochs])
-
-        def step(position: Params, batch: tuple[jax.Array, jax.Array]) -> tuple[Params, None]:
-            key, chosen = batch
-            minibatch = (data.inputs[chosen], data.targets[chosen])
-            return sampler.step(key, position, minibatch, STEP_SIZE), None
-
-        chosen = rows.reshape(-1, rows.shape[-1])[:calls]
-        return jax.lax.scan(step, position, (keys, chosen))[0]
-
-    return one_by_one, lambda: scan(params, data, keys)
+    return run
 
 
-def compare(network: str, batch_size: int, epochs: int) -> list[list[Any]]:
-    """One row a competitor: its name, us a step, and its speed relative to the bare loop."""
-    dataset = data_utils.load("digits")
-    likelihood = categorical(dataset.num_classes)
-    log_joint = make_log_joint(
-        models.get_network(network, likelihood.num_outputs),
-        dataset.x_train,
-        make_prior(1.0),
-        likelihood,
-    )
-    mesh = parallel_utils.make_mesh(1)
-    data = parallel_utils.place_data(dataset.x_train, dataset.y_train, mesh)
-    params = log_joint.init(jax.random.key(0))
-    steps = epochs * num_minibatches(data.num_rows, batch_size)
-
-    def loop(method: Method) -> Callable[[], Any]:
-        program = chain_utils.compile_method(method, 0, 1, mesh)
-        state = program.init(None)
-        return lambda: program.run(state, data, 0, epochs)
-
-    def ours(sampler: Any) -> Callable[[], Any]:
-        return loop(sgmcmc.sgmcmc(log_joint, sampler, batch_size))
-
+def blackjax_competitors(
+    log_joint: LogJoint, params: Params, data: Data, batch_size: int, steps: int
+) -> dict[str, Callable[[], Any]]:
     def log_likelihood(params: Params, datum: tuple[jax.Array, jax.Array]) -> jax.Array:
         return log_joint.log_likelihoods(params, datum[0][None], datum[1][None])[0]
 
     estimator = blackjax.sgmcmc.gradients.grad_estimator(
         log_joint.log_prior, log_likelihood, data.num_rows
     )
+    sgld = blackjax.sgld(estimator)
+    sghmc = blackjax.sghmc(estimator, BLACKJAX_GRADIENTS)
+    calls = steps // BLACKJAX_GRADIENTS
+    return {
+        "blackjax SGLD": blackjax_loop(sgld, params, data, batch_size, steps),
+        "blackjax SGHMC": blackjax_loop(sghmc, params, data, batch_size, calls),
+    }
+
+
+def compare(case: Case) -> list[list[Any]]:
+    """One row a competitor: us a step and speed relative to the bare loop, by both clocks."""
+    batch_size, epochs = case.batch_size, case.epochs
+    generator = np.random.default_rng(0)
+    rows = batch_size * case.steps_per_epoch
+    inputs = generator.normal(size=(rows, *case.input_shape)).astype(np.float32)
+    log_joint = make_log_joint(
+        models.get_network(case.network, NUM_CLASSES),
+        inputs,
+        make_prior(1.0),
+        categorical(NUM_CLASSES),
+    )
+    mesh = parallel_utils.make_mesh(1)
+    targets = generator.integers(0, NUM_CLASSES, size=rows).astype(np.int32)
+    data = parallel_utils.place_data(inputs, targets, mesh)
+    params = log_joint.init(jax.random.key(0))
+    steps = epochs * case.steps_per_epoch
+
+    def ours(sampler: Any) -> Callable[[], Any]:
+        method = sgmcmc.sgmcmc(log_joint, sampler, batch_size)
+        program = chain_utils.compile_method(method, 0, 1, mesh)
+        state = jax.tree.map(lambda leaf: leaf[None], method.init(jax.random.key(0), params))
+        return lambda: program.run(state, data, 0, epochs)
+
     bare = bare_loop(log_joint, batch_size, epochs)
-    sgld_calls, sgld_scan = blackjax_loops(
-        blackjax.sgld(estimator), params, data, batch_size, steps
-    )
-    sghmc_calls, sghmc_scan = blackjax_loops(
-        blackjax.sghmc(estimator, BLACKJAX_GRADIENTS),
-        params,
-        data,
-        batch_size,
-        -(-steps // BLACKJAX_GRADIENTS),
-    )
-    optimizer = optim_utils.make_optimizer("SGD", STEP_SIZE, steps)
     competitors: dict[str, Callable[[], Any]] = {
         "bare": lambda: bare(params, data),
-        "no noise": loop(sgd.sgd(log_joint, optimizer, batch_size)),
         "noise alone": noise_loop(params, steps),
         "SGLD": ours(sgmcmc.sgld(STEP_SIZE)),
         "SGHMC": ours(sgmcmc.sghmc(STEP_SIZE, 0.9)),
         "SGHMC, RMSprop": ours(sgmcmc.sghmc(STEP_SIZE, 0.9, sgmcmc.rmsprop())),
-        "blackjax SGLD": sgld_calls,
-        "blackjax SGLD, scan": sgld_scan,
-        "blackjax SGHMC": sghmc_calls,
-        "blackjax SGHMC, scan": sghmc_scan,
     }
+    if case.blackjax:
+        competitors |= blackjax_competitors(log_joint, params, data, batch_size, steps)
     for run in competitors.values():
         jax.block_until_ready(run())
-    rounds = [{name: seconds(run) for name, run in competitors.items()} for _ in range(ROUNDS)]
-    case = f"{network}, {trees.size(params):,} parameters, batch {batch_size}"
+    rounds = [{name: seconds(run) for name, run in competitors.items()} for _ in range(case.rounds)]
+    quickest = {name: np.min([times[name] for times in rounds], axis=0) for name in competitors}
+    shape = "x".join(str(size) for size in case.input_shape)
+    title = f"{case.network} on {shape}, {trees.size(params):,} parameters, batch {batch_size}"
     return [
-        [
-            case,
-            name,
-            1e6 * statistics.median(times[name] for times in rounds) / steps,
-            statistics.median(times["bare"] / times[name] for times in rounds),
-        ]
-        for name in competitors
+        [title, name, *(1e6 * times / steps), *(quickest["bare"] / times)]
+        for name, times in quickest.items()
     ]
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    started = time.perf_counter()
+def seconds(run: Callable[[], Any]) -> tuple[float, float]:
+    """On the wall, and of processor time."""
+    wall, processor = time.perf_counter(), time.process_time()
     jax.block_until_ready(run())
-    return time.perf_counter() - started
+    return time.perf_counter() - wall, time.process_time() - processor
 
 
 if __name__ == "__main__":
-    header = ["digits", "", "us/step", "speed relative to bare"]
+    header = ["", "", "us/step", "processor us/step", "speed relative to bare", "processor speed"]
     for case in CASES:
-        print(tabulate(compare(*case), header, floatfmt=".3g", tablefmt="github"), flush=True)
+        print(tabulate(compare(case), header, floatfmt=".3g", tablefmt="github"), flush=True)

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from core import trees
+from core import noise, trees
 from core.data import Data
 from core.errors import UserError
 from core.log_joint import LogJoint
@@ -83,14 +83,16 @@ def rmsprop(
         return jax.tree.map(inverse_root, state.second_moment)
 
     def update(state: RMSpropState, gradient: Params) -> RMSpropState:
-        squares = jax.tree.map(jnp.square, gradient)
-        mean = trees.total(squares) / trees.size(squares)
+        def begin() -> Params:
+            squares = jax.tree.map(jnp.square, gradient)
+            mean = trees.total(squares) / trees.size(squares)
+            return jax.tree.map(lambda v: jnp.full_like(v, mean), state.second_moment)
 
-        def average(v: jax.Array, square: jax.Array) -> jax.Array:
-            later = jnp.where(state.num_seen < last, decay * v + (1 - decay) * square, v)
-            return jnp.where(state.num_seen > 0, later, mean.astype(v.dtype))
+        def go_on() -> Params:
+            rate = jnp.where(state.num_seen < last, 1 - decay, 0.0)
+            return jax.tree.map(lambda v, g: v + rate * (g**2 - v), state.second_moment, gradient)
 
-        second_moment = jax.tree.map(average, state.second_moment, squares)
+        second_moment = jax.lax.cond(state.num_seen > 0, go_on, begin)
         return RMSpropState(optax.safe_increment(state.num_seen), second_moment)
 
     return Preconditioner(init, scale, update)
@@ -209,10 +211,10 @@ def _langevin(
     ) -> tuple[Params, SamplerState]:
         step = schedule(state.num_steps)
         steps = jax.tree.map(lambda leaf: jnp.asarray(step, leaf.dtype), updates)
-        noise = trees.normal_like(rng_key, updates if random is None else random)
-        noise = trees.merge(noise, optax.tree.zeros_like(updates))
+        xi = noise.normal_like(rng_key, updates if random is None else random)
+        xi = trees.merge(xi, optax.tree.zeros_like(updates))
         scales = mass.scale(state.preconditioner_state, updates)
-        moves, velocity = integrate(state.velocity, steps, updates, scales, noise)
+        moves, velocity = integrate(state.velocity, steps, updates, scales, xi)
         mass_state = mass.update(state.preconditioner_state, updates)
         return moves, SamplerState(optax.safe_increment(state.num_steps), velocity, mass_state)
 

@@ -163,6 +163,7 @@ MISTAKES = {
     "step_size_cycle_length_epochs = 750 + 2000",
     "--init_step_size=-1": "init_step_size must be positive and finite, not -1.0",
     "--final_step_size=0": "final_step_size must be positive and finite, not 0.0",
+    "--optimizer=Adam": "Unknown command line flag 'optimizer'",
     "--momentum=1": "momentum_decay must be at least 0 and below 1, not 1.0",
 }
 

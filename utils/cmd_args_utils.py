@@ -117,8 +117,8 @@ def define_common_flags() -> None:
     flags.DEFINE_bool("use_float64", False, "Compute in float64.")
 
 
-def define_sgd_flags() -> None:
-    """Flags of the methods that pass over minibatches."""
+def define_sgd_flags(with_optimizer: bool = True) -> None:
+    """Flags of the methods that pass over minibatches, by an optimizer or without one."""
     flags.DEFINE_float(
         "init_step_size", None, "Initial step size, for the gradient of the summed log-joint."
     )
@@ -128,7 +128,8 @@ def define_sgd_flags() -> None:
     flags.DEFINE_integer("save_freq", None, "Epochs between checkpoints.", lower_bound=1)
     flags.DEFINE_float("momentum_decay", None, "Momentum decay.")
     flags.DEFINE_alias("momentum", "momentum_decay")
-    flags.DEFINE_enum("optimizer", None, OPTIMIZERS, "Optimizer.")
+    if with_optimizer:
+        flags.DEFINE_enum("optimizer", None, OPTIMIZERS, "Optimizer.")
 
 
 def fill_in(values: flags.FlagValues, settings: Settings) -> None:

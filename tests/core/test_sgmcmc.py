@@ -15,7 +15,7 @@ import pytest
 import scipy.linalg
 import scipy.special
 
-from core import trees
+from core import noise, trees
 from core.data import make_data
 from core.errors import UserError
 from core.likelihoods import gaussian
@@ -342,10 +342,10 @@ def test_preconditioner_never_sees_the_current_gradient(beta):
         np.testing.assert_allclose(moved - at_rest, -1e-2 * gradient / mass, rtol=1e-4)
         np.testing.assert_allclose(huge, -1e4 * gradient / mass, rtol=1e-4)
         state, mass = after, np.sqrt(0.5 * mass**2 + 0.5 * np.square(gradient))
-    noise = jax.random.normal(jax.random.key(0), (2,))
+    xi = noise.normal_like(jax.random.key(0), second)
     if beta is None:
         np.testing.assert_allclose(
-            moves_of(sampler, 0 * second, state)[0], np.sqrt(2e-2 / mass) * noise, rtol=1e-5
+            moves_of(sampler, 0 * second, state)[0], np.sqrt(2e-2 / mass) * xi, rtol=1e-5
         )
 
 
@@ -413,7 +413,10 @@ def test_no_key_is_used_twice():
 
 @pytest.mark.parametrize("beta", [None, 0.9])
 def test_stochastic_params(beta):
-    """One full-batch step: point estimates follow the gradient, random parameters get noise."""
+    """One full-batch step: point estimates follow the gradient, random parameters get noise.
+
+    Its standard deviation is 0.007 or more, and its two numbers are seldom both within 1e-5.
+    """
     log_joint = build(stochastic_params="/w")
     method = sgmcmc(log_joint, make_sampler(1e-3, beta), batch_size=ROWS)
     data = jax.tree.map(jnp.asarray, make_data(INPUTS, TARGETS))
@@ -424,8 +427,8 @@ def test_stochastic_params(beta):
     moves = [jax.tree.map(jnp.subtract, a.params, before.params)["linear"] for a in after]
     for move in moves:
         np.testing.assert_allclose(move["b"], 1e-3 * gradient["b"], rtol=1e-3)
-        assert np.abs(move["w"] - 1e-3 * gradient["w"]).max() > 1e-3
-    assert np.abs(moves[0]["w"] - moves[1]["w"]).max() > 1e-3
+        assert np.abs(move["w"] - 1e-3 * gradient["w"]).max() > 1e-5
+    assert np.abs(moves[0]["w"] - moves[1]["w"]).max() > 1e-5
 
 
 @pytest.mark.slow
