@@ -3,11 +3,13 @@
 import json
 import signal
 import time
+import warnings
 
 import numpy as np
 import program
 import pytest
 
+from core import diagnostics
 from utils import checkpoint_utils
 
 SHORT = [
@@ -34,9 +36,9 @@ def whole(tmp_path_factory):
 
 def test_a_run_leaves_draws_history_and_a_verdict(whole):
     directory, out = whole
-    diagnostics = json.loads((directory / "diagnostics.json").read_text())
-    assert diagnostics["converged"] is False and "Verdict: NOT converged." in out
-    assert len(diagnostics["step_size"]) == 2 and diagnostics["problems"]
+    judged = json.loads((directory / "diagnostics.json").read_text())
+    assert judged["converged"] is False and "Verdict: NOT converged." in out
+    assert len(judged["step_size"]) == 2 and judged["problems"]
     assert (directory / "diagnostics.png").stat().st_size > 10_000
     history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in history] == list(range(1, 25))
@@ -48,6 +50,19 @@ def test_a_run_leaves_draws_history_and_a_verdict(whole):
     accepted = np.array([row["accepted"] for row in history[12:]])
     moved = np.any(np.diff(draws["hidden_0/w"], axis=1) != 0, axis=(2, 3))
     np.testing.assert_array_equal(moved, accepted[1:].T)
+
+
+def test_draws_open_in_arviz_as_documented(whole):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it announces its next version when it is imported
+        arviz = pytest.importorskip("arviz", "0.17", exc_type=ImportError)
+    if int(arviz.__version__.split(".")[0]) > 0:
+        pytest.skip("from_dict takes other arguments since ArviZ 1.0")
+    draws = checkpoint_utils.load_draws(whole[0] / "draws")
+    named = {name.replace("/", "."): values for name, values in draws.items()}
+    posterior = arviz.from_dict(posterior=named)
+    theirs = arviz.rhat(posterior)["output.b"].values
+    np.testing.assert_allclose(diagnostics.rhat(draws["output/b"]), theirs, rtol=1e-6)
 
 
 def test_killed_and_resumed(whole, tmp_path):
