@@ -18,7 +18,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 	@touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/python run_sgd.py --dir=runs/demo --num_members=10
+	$(BIN)/python demo.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n auto --maxprocesses=8 --dist=loadfile

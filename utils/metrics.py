@@ -224,9 +224,14 @@ def agreement(first: ArrayLike, second: ArrayLike) -> float:
     Both are `(rows, classes)`, averaged over draws. Source: Izmailov et al. (2021),
     arXiv:2104.14421.
     """
+    return float(np.mean(agreements(first, second)))
+
+
+def agreements(first: ArrayLike, second: ArrayLike) -> Array:
+    """`agreement` of each row, 0 or 1; `(rows,)`."""
     first, second = _pair(first, second)
     same = (first.argmax(axis=1) == second.argmax(axis=1)).astype(np.float64)
-    return float(np.mean(np.where(np.isnan(first + second).any(axis=1), np.nan, same)))
+    return np.where(np.isnan(first + second).any(axis=1), np.nan, same)
 
 
 def total_variation(first: ArrayLike, second: ArrayLike) -> float:
@@ -235,8 +240,13 @@ def total_variation(first: ArrayLike, second: ArrayLike) -> float:
     Both are `(rows, classes)`, averaged over draws. Source: Izmailov et al. (2021),
     arXiv:2104.14421.
     """
+    return float(np.mean(total_variations(first, second)))
+
+
+def total_variations(first: ArrayLike, second: ArrayLike) -> Array:
+    """`total_variation` of each row; `(rows,)`."""
     first, second = _pair(first, second)
-    return float(np.mean(0.5 * np.abs(first - second).sum(axis=1)))
+    return np.asarray(0.5 * np.abs(first - second).sum(axis=1))
 
 
 def _evaluate_classification(predictions: NDArray, targets: ArrayLike) -> dict[str, float]:

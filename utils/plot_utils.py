@@ -54,7 +54,7 @@ def predictive_panel(
       true_function: if known, maps inputs `(points,)` to noiseless values `(points,)`.
     """
     grid, x_train, y_train = np.ravel(grid), np.ravel(x_train), np.ravel(y_train)
-    figure, axes = _panels(
+    figure, axes = new_panels(
         len(panels), width=5.2, height=3.9, x_label="x", y_label="y", share_y=True
     )
     reach = [y_train]
@@ -89,7 +89,7 @@ def predictive_panel(
     axes[0].set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def reliability_diagram(
@@ -108,9 +108,9 @@ def reliability_diagram(
     filled, num_bins = bins.weight > 0, len(bins.weight)
     centre = ((np.arange(num_bins) + 0.5) / num_bins)[filled]
     confidence, accuracy = bins.confidence[filled], bins.accuracy[filled]
-    figure = _figure(5.2, 6.0)
+    figure = new_figure(5.2, 6.0)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    _tidy(upper, lower)
+    tidy(upper, lower)
     width = 0.9 / num_bins
     both = np.minimum(accuracy, confidence)
     upper.bar(centre, accuracy, width, color=BLUE, label="accuracy")
@@ -124,7 +124,7 @@ def reliability_diagram(
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     lower.bar(centre, bins.weight[filled], width, color=GREY)
     lower.set(xlabel="confidence", ylabel="share of rows")
-    _save(figure, path)
+    save(figure, path)
 
 
 def regression_calibration(
@@ -147,9 +147,9 @@ def regression_calibration(
     shown = np.unique(
         np.linspace(0, len(observed) - 1, min(len(observed), MAX_SCATTER_ROWS)).round().astype(int)
     )
-    figure = _figure(9.6, 4.6)
+    figure = new_figure(9.6, 4.6)
     left, right = figure.subplots(1, 2)
-    _tidy(left, right)
+    tidy(left, right)
     left.errorbar(
         observed[shown],
         mean[shown],
@@ -174,7 +174,7 @@ def regression_calibration(
     right.set_aspect("equal")
     right.legend(loc="upper left", frameon=False)
     figure.suptitle(title)
-    _save(figure, path)
+    save(figure, path)
 
 
 def decision_surface(
@@ -212,7 +212,7 @@ def decision_surface(
         )
     probability = probabilities[..., 1].mean(axis=0, dtype=np.float64).reshape(shape)
     information = metrics.mutual_information(probabilities).reshape(shape)
-    figure = _figure(10.4, 4.6)
+    figure = new_figure(10.4, 4.6)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     two_sided = colors.LinearSegmentedColormap.from_list("classes", [BLUE, "#F7F7F7", VERMILLION])
     image = left.pcolormesh(
@@ -241,7 +241,7 @@ def decision_surface(
     )
     left.legend(loc="upper right", framealpha=0.85)
     figure.suptitle(title)
-    _save(figure, path)
+    save(figure, path)
 
 
 def training_curves(
@@ -255,7 +255,7 @@ def training_curves(
         that is null or NaN leaves a break in its line.
       keys: which metrics, in the order of the panels.
     """
-    figure, axes = _panels(len(keys), width=3.8, height=2.6, x_label="epoch")
+    figure, axes = new_panels(len(keys), width=3.8, height=2.6, x_label="epoch")
     for axis, key in zip(axes, keys, strict=True):
         known = [(row["epoch"], row[key]) for row in rows if key in row]
         axis.set_title(key)
@@ -269,25 +269,32 @@ def training_curves(
         axis.plot(epochs, values, color=BLUE, linewidth=1.5, marker=marker, markersize=3)
         axis.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=True)
     axes[0].xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    _save(figure, path)
+    save(figure, path)
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that size in inches, that belongs to no window."""
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def _panels(
-    count: int, width: float, height: float, x_label: str, y_label: str = "", share_y: bool = False
+def new_panels(
+    count: int,
+    width: float,
+    height: float,
+    x_label: str,
+    y_label: str = "",
+    share_x: bool = True,
+    share_y: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` axes of the given size in inches, line by line, sharing their inputs."""
+    """A figure of `count` axes of the given size in inches, line by line."""
     if count == 0:
         raise errors.UserError("There is nothing to draw: no panel was asked for.")
     columns = 2 if count == 4 else min(count, MAX_COLUMNS)
     lines = -(-count // columns)
-    figure = _figure(width * columns, height * lines)
-    grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=share_y).ravel()
+    figure = new_figure(width * columns, height * lines)
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=share_x, sharey=share_y).ravel()
     for spare in grid[count:]:
         spare.remove()
     axes = list(grid[:count])
@@ -297,22 +304,26 @@ def _panels(
         axis.tick_params(labelbottom=True)
     for axis in axes[::columns]:
         axis.set_ylabel(y_label)
-    _tidy(*axes)
+    tidy(*axes)
     return figure, axes
 
 
-def _tidy(*axes: Axes) -> None:
+def tidy(*axes: Axes) -> None:
+    """The look that all pictures share: no frame, a faint grid behind the data."""
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(color="#DDDDDD", linewidth=0.6)
         axis.set_axisbelow(True)
 
 
-def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Writes the figure under a temporary name, then renames: no reader sees half a picture."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    write_atomically(pathlib.Path(path), buffer.getvalue())
+def save(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Writes the figure under a temporary name, then renames: no reader sees half a picture.
+
+    PNG, or what the name's suffix says.
+    """
+    buffer, path = io.BytesIO(), pathlib.Path(path)
+    figure.savefig(buffer, format=path.suffix.removeprefix(".") or "png")
+    write_atomically(path, buffer.getvalue())
 
 
 def chain_diagnostics(
@@ -329,7 +340,7 @@ def chain_diagnostics(
       prediction_rhat: R-hat of predictions; NaN where a prediction never changed.
       parameter_rhat: R-hat of parameters.
     """
-    figure = _figure(10.0 if log_joint is not None else 5.5, 4.0)
+    figure = new_figure(10.0 if log_joint is not None else 5.5, 4.0)
     axes = figure.subplots(1, 2 if log_joint is not None else 1, squeeze=False)[0]
     if log_joint is not None:
         traces = np.asarray(log_joint, float)
@@ -361,5 +372,5 @@ def chain_diagnostics(
     axes[-1].set_xlabel("R-hat")
     axes[-1].set_ylabel("share of quantities")
     axes[-1].legend(frameon=False, fontsize="small", loc="lower right")
-    _tidy(*axes)
-    _save(figure, path)
+    tidy(*axes)
+    save(figure, path)

@@ -1,0 +1,83 @@
+"""evaluate_uncertainty.py and make_posterior_surface_plot.py on tiny runs."""
+
+import csv
+
+import numpy as np
+import program
+import pytest
+
+
+def succeed(script, *flags):
+    code, out, err = program.run(script, *flags)
+    assert code == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory):
+    """Three members on digits, and its rows turned to noise as foreign data."""
+    folder = tmp_path_factory.mktemp("runs")
+    succeed(
+        "run_sgd.py",
+        f"--dir={folder / 'digits'}",
+        *("--dataset_name=digits", "--model_name=mlp_20_20", "--num_members=3", "--num_epochs=20"),
+    )
+    x = np.random.default_rng(0).random((60, 64))
+    y = np.zeros(60, int)
+    y[0] = 1
+    np.savez(folder / "noise.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    return folder
+
+
+def test_a_report_of_shifts_and_foreign_rows(ensemble, tmp_path):
+    out = succeed(
+        "evaluate_uncertainty.py",
+        f"--runs={ensemble / 'digits'}",
+        f"--ood_sets={ensemble / 'noise.npz'},svhn",
+        f"--data_dir={ensemble}",
+        f"--dir={tmp_path / 'u'}",
+        "--num_rows=40",
+    )
+    assert "Left out: Data set 'svhn' was not found: it needs train_32x32.mat" in out
+    with (tmp_path / "u/uncertainty.csv").open() as file:
+        numbers = {row["metric"]: float(row["value"]) for row in csv.DictReader(file)}
+    assert numbers["accuracy"] > 0.85
+    assert numbers["auroc/noise"] > 0.6
+    assert numbers["accuracy/gaussian_noise/5"] < numbers["accuracy/gaussian_noise/1"]
+    assert numbers["accuracy/rotation/90"] < 0.6 < numbers["accuracy/rotation/0"]
+    assert (tmp_path / "u/uncertainty.html").read_text().count("data:image/png;base64") == 5
+
+
+def test_a_surface_through_the_members(ensemble, tmp_path):
+    run = ensemble / "digits"
+    out = succeed(
+        "make_posterior_surface_plot.py",
+        *(f"--checkpoint{n + 1}={run}@{n}" for n in range(3)),
+        f"--dir={tmp_path}",
+        *("--grid_size=7", "--limit_left=0", "--limit_right=1", "--limit_bottom=0"),
+        *("--limit_top=1", "--pdf"),
+    )
+    assert "Points at [[0.0, 0.0], [1.0, 0.0]," in out
+    with np.load(tmp_path / "surface.npz") as arrays:
+        density = arrays["log_density"]
+        np.testing.assert_allclose(density, arrays["log_prior"] + arrays["log_likelihood"])
+    # The corners at the bottom are trained members; what lies between them is not.
+    assert min(density[0, 0], density[0, -1]) > density[0, 3]
+    assert (tmp_path / "surface.png").is_file() and (tmp_path / "surface.pdf").is_file()
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "sentence"),
+    [
+        ("evaluate_uncertainty.py", [], "as --runs"),
+        (
+            "make_posterior_surface_plot.py",
+            ["--checkpoint1={run}", "--checkpoint2={run}@1", "--checkpoint3={run}@2"],
+            "holds 3 sets of parameters: choose one of",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(ensemble, script, flags, sentence):
+    code, _, err = program.run(script, *(f.format(run=ensemble / "digits") for f in flags))
+    assert code == 2
+    assert sentence in err and err.count("\n") == 1 and err.startswith(script)
