@@ -17,7 +17,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import haiku as hk
 import jax
@@ -28,6 +28,7 @@ from core.errors import UserError
 from core.trees import Params
 
 Shape = tuple[int, int]
+Initializer = Callable[[Sequence[int], Any], jax.Array]
 MLP_LIMIT = 3000  # weights up to which `automatic` takes an MLP
 
 
@@ -80,35 +81,55 @@ class Matrix:
     head: tuple[Shape, ...] = ()
 
 
+class Normals:
+    """Normal values for initialisers, piece by piece from one array.
+
+    Drawn one by one they would add half a second each to compiling, and a deep network's generator
+    has a hundred.
+    """
+
+    def __init__(self, values: jax.Array | None) -> None:
+        """From standard normal values, at least as many as will be asked for; or zeros."""
+        self._values, self._used = values, 0
+
+    def scaled(self, scale: jax.Array | float) -> Initializer:
+        """An initialiser: the next values, times `scale`."""
+
+        def initializer(shape: Sequence[int], dtype: jnp.dtype) -> jax.Array:
+            if self._values is None:
+                return jnp.zeros(shape, dtype)
+            start, self._used = self._used, self._used + math.prod(shape)
+            piece = self._values[start : self._used].reshape(shape)
+            return piece.astype(dtype) * jnp.asarray(scale, dtype)
+
+        return initializer
+
+
 class MatrixLayer(hk.Module):
     """X (m, n) -> (L X + B) R + C of shape (p, q), with p m + p n + n q + p q parameters."""
 
     def __init__(
         self,
         shape: Shape,
+        normals: Normals,
         spread: jax.Array | float = 1.0,
         center: jax.Array | None = None,
         name: str | None = None,
     ) -> None:
         """The layer of output `shape`, which starts with mean `center` and deviations `spread`."""
         super().__init__(name=name)
-        self.shape, self.spread, self.center = shape, spread, center
+        self.shape, self.normals, self.spread, self.center = shape, normals, spread, center
 
     def __call__(self, matrix: jax.Array) -> jax.Array:
         """The output for a matrix of entries of order 1."""
         (m, n), (p, q), dtype = matrix.shape, self.shape, matrix.dtype
 
-        def right(shape: Sequence[int], dtype: jnp.dtype) -> jax.Array:
-            normal = jax.random.normal(hk.next_rng_key(), shape, dtype)
-            return normal * jnp.asarray(self.spread, dtype) / math.sqrt(n)
-
-        left = hk.get_parameter("left", (p, m), dtype, hk.initializers.RandomNormal(m**-0.5))
+        center = jnp.zeros if self.center is None else _constant(self.center)
+        left = hk.get_parameter("left", (p, m), dtype, self.normals.scaled(m**-0.5))
         inner = hk.get_parameter("inner", (p, n), dtype, jnp.zeros)
-        right_factor = hk.get_parameter("right", (n, q), dtype, init=right)
-        outer = hk.get_parameter(
-            "outer", (p, q), dtype, jnp.zeros if self.center is None else _constant(self.center)
-        )
-        return (left @ matrix + inner) @ right_factor + outer
+        right = hk.get_parameter("right", (n, q), dtype, self.normals.scaled(self.spread * n**-0.5))
+        outer = hk.get_parameter("outer", (p, q), dtype, center)
+        return (left @ matrix + inner) @ right + outer
 
 
 def make_generator(description: MLP | Matrix, shapes: Params) -> Generator:
@@ -123,15 +144,20 @@ def make_generator(description: MLP | Matrix, shapes: Params) -> Generator:
     if any(size < 1 for size in sizes if size is not False):
         raise UserError(f"Sizes in a generator must be at least 1, unlike in {description}.")
 
-    def network(z: jax.Array, center: Params, spread: Params) -> Params:
+    def network(
+        z: jax.Array, center: Params, spread: Params, values: jax.Array | None = None
+    ) -> Params:
         if isinstance(description, MLP):
-            return _mlp(description, z, center, spread)
-        return _matrix(description, z, center, spread)
+            return _mlp(description, z, center, spread, Normals(values))
+        return _matrix(description, z, center, spread, Normals(values))
 
     transformed = hk.transform(network)
 
     def init(rng_key: jax.Array, center: Params, spread: Params) -> Params:
-        return transformed.init(rng_key, jnp.zeros(latent_size, dtype), center, spread)
+        arguments = (jnp.zeros(latent_size, dtype), center, spread)
+        made = jax.eval_shape(transformed.init, None, *arguments)
+        values = jax.random.normal(rng_key, (trees.size(made),), dtype)
+        return transformed.init(None, *arguments, values)
 
     def apply(params: Params, z: jax.Array) -> Params:
         # Initialisers alone use the values of centre and spread; the shapes matter.
@@ -182,7 +208,9 @@ def num_parameters(generator: Generator, shapes: Params) -> int:
     return trees.size(made)
 
 
-def _mlp(description: MLP, z: jax.Array, center: Params, spread: Params) -> Params:
+def _mlp(
+    description: MLP, z: jax.Array, center: Params, spread: Params, normals: Normals
+) -> Params:
     leaves, structure = jax.tree.flatten(center)
     flat = jnp.concatenate([leaf.ravel() for leaf in leaves])
     spreads = jax.tree.map(lambda s, w: jnp.full(w.size, s, w.dtype), spread, center)
@@ -190,37 +218,42 @@ def _mlp(description: MLP, z: jax.Array, center: Params, spread: Params) -> Para
     paths = 1 + (description.linear_path and len(description.hidden_sizes) > 0)
     scale = jnp.concatenate(jax.tree.leaves(spreads)) / math.sqrt(paths)
 
-    def output(shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-        return jax.random.normal(hk.next_rng_key(), shape, dtype) * scale / math.sqrt(shape[0])
+    def output(fan_in: int) -> Initializer:
+        return normals.scaled(scale * fan_in**-0.5)
 
     hidden = z
     for index, width in enumerate(description.hidden_sizes):
-        w_init = hk.initializers.RandomNormal(hidden.size**-0.5)
+        w_init = normals.scaled(hidden.size**-0.5)
         hidden = _elu(hk.Linear(width, w_init=w_init, name=f"hidden_{index}")(hidden))
-    weights = hk.Linear(flat.size, w_init=output, b_init=_constant(flat), name="output")(hidden)
+    w_init, b_init = output(hidden.size), _constant(flat)
+    weights = hk.Linear(flat.size, w_init=w_init, b_init=b_init, name="output")(hidden)
     if paths == 2:
-        weights += hk.Linear(flat.size, with_bias=False, w_init=output, name="linear_path")(z)
+        w_init = output(z.size)
+        weights += hk.Linear(flat.size, with_bias=False, w_init=w_init, name="linear_path")(z)
     ends = [sum(leaf.size for leaf in leaves[: i + 1]) for i in range(len(leaves) - 1)]
     parts = jnp.split(weights, ends)
     shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
     return jax.tree.unflatten(structure, shaped)
 
 
-def _matrix(description: Matrix, z: jax.Array, center: Params, spread: Params) -> Params:
+def _matrix(
+    description: Matrix, z: jax.Array, center: Params, spread: Params, normals: Normals
+) -> Params:
     trunk = z.reshape(description.latent_shape)
     for index, shape in enumerate(description.trunk):
-        trunk = _elu(MatrixLayer(shape, name=f"trunk_{index}")(trunk))
+        trunk = _elu(MatrixLayer(shape, normals, name=f"trunk_{index}")(trunk))
     spreads, weights = trees.named_leaves(spread), {}
     for head, group in groups(center).items():
         hidden = trunk
         for index, shape in enumerate(description.head):
-            hidden = _elu(MatrixLayer(shape, name=f"{head}_{index}")(hidden))
+            hidden = _elu(MatrixLayer(shape, normals, name=f"{head}_{index}")(hidden))
         columns = (1, *next(iter(group.values())).shape)[-1]
         rows = {name: leaf.reshape(-1, columns) for name, leaf in group.items()}
         middle = jnp.concatenate(list(rows.values()))
         # One number a group: a head's columns share their rows.
         scale = jnp.sqrt(jnp.mean(jnp.square(jnp.stack([spreads[name] for name in group]))))
-        layer = MatrixLayer((len(middle), columns), scale, middle, name=f"{head}_output")
+        shape = (len(middle), columns)
+        layer = MatrixLayer(shape, normals, scale, middle, name=f"{head}_output")
         made = layer(hidden)
         start = 0
         for name, leaf in group.items():
@@ -243,5 +276,5 @@ def _elu(values: jax.Array) -> jax.Array:
     return jax.nn.elu(values) * 1.2459
 
 
-def _constant(values: jax.Array) -> Callable[..., jax.Array]:
+def _constant(values: jax.Array) -> Initializer:
     return lambda shape, dtype: jnp.asarray(values, dtype).reshape(shape)
