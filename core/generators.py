@@ -185,7 +185,7 @@ def automatic(shapes: Params, max_parameters: int | None = None) -> MLP | Matrix
     if weights <= MLP_LIMIT:
         latent = min(weights, 50)
         candidates: list[MLP | Matrix] = [MLP(latent)]
-        candidates += [MLP(latent, (width,)) for width in (8, 16, 32, 64, 128)]
+        candidates += [MLP(latent, (width,)) for width in (8, 16, 32)]
     else:
         candidates = [Matrix((n, n), ((n, n), (n, n))) for n in range(2, 96)]
 
@@ -218,18 +218,21 @@ def _mlp(
     paths = 1 + (description.linear_path and len(description.hidden_sizes) > 0)
     scale = jnp.concatenate(jax.tree.leaves(spreads)) / math.sqrt(paths)
 
-    def output(fan_in: int) -> Initializer:
-        return normals.scaled(scale * fan_in**-0.5)
-
     hidden = z
     for index, width in enumerate(description.hidden_sizes):
         w_init = normals.scaled(hidden.size**-0.5)
         hidden = _elu(hk.Linear(width, w_init=w_init, name=f"hidden_{index}")(hidden))
-    w_init, b_init = output(hidden.size), _constant(flat)
-    weights = hk.Linear(flat.size, w_init=w_init, b_init=b_init, name="output")(hidden)
+    # Inputs over the root of their number, and weights so much larger: an optimizer's steps, which
+    # are of one size for all weights, then disturb g(z) by no more in a wide layer.
+    output = hk.Linear(
+        flat.size, w_init=normals.scaled(scale), b_init=_constant(flat), name="output"
+    )
+    weights = output(hidden * hidden.size**-0.5)
     if paths == 2:
-        w_init = output(z.size)
-        weights += hk.Linear(flat.size, with_bias=False, w_init=w_init, name="linear_path")(z)
+        path = hk.Linear(
+            flat.size, with_bias=False, w_init=normals.scaled(scale), name="linear_path"
+        )
+        weights += path(z * z.size**-0.5)
     ends = [sum(leaf.size for leaf in leaves[: i + 1]) for i in range(len(leaves) - 1)]
     parts = jnp.split(weights, ends)
     shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
