@@ -94,7 +94,7 @@ def main() -> None:
         "log-prior": log_prior,
     }
     directory = pathlib.Path(FLAGS.dir or "runs/surface_plots")
-    run_folders.write_arrays(
+    checkpoint_utils.write_arrays(
         directory / "surface.npz",
         first=first,
         second=second,

@@ -60,7 +60,7 @@ def kill_after_checkpoint(directory, script, *flags):
 def outcome(directory):
     """All that a run leaves which must not depend on how it came to its end."""
     summary = json.loads((directory / "summary.json").read_text())
-    del summary["seconds"]
+    del summary["seconds"], summary["peak_memory_bytes"]
     draws = checkpoint_utils.load_draws(directory / "draws")
     with np.load(directory / "predictions.npz") as predictions:
         return summary, draws, dict(predictions)

@@ -5,6 +5,7 @@ before it as it was. Arrays are stored by their path in the pytree, e.g. `params
 """
 
 import hashlib
+import io
 import os
 import pathlib
 import re
@@ -41,6 +42,13 @@ def write_atomically(path: pathlib.Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
+    """Writes an .npz file, atomically."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_atomically(path, buffer.getvalue())
 
 
 def save_tree(path: pathlib.Path, tree: Params, metadata: Mapping[str, str] | None = None) -> None:

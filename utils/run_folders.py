@@ -1,7 +1,6 @@
 """Finished runs as others find them: opened, checked, and made to predict again."""
 
 import contextlib
-import io
 import json
 import pathlib
 import zipfile
@@ -262,13 +261,6 @@ def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("a single array, not an .npz archive")
         return {name: archive[name] for name in archive.files}
-
-
-def write_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
-    """Writes an .npz file, atomically."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    checkpoint_utils.write_atomically(path, buffer.getvalue())
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 import hashlib
 import importlib.metadata
-import io
 import json
 import os
 import pathlib
+import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -257,7 +257,7 @@ def execute(
     if change_draws:
         result = run.finish_with(change_draws)
     outputs, log_likelihoods = result.test_predictions.flat()
-    _write_npz(
+    checkpoint_utils.write_arrays(
         directory / "predictions.npz",
         test_predictions=outputs,
         test_log_likelihoods=log_likelihoods,
@@ -278,6 +278,7 @@ def execute(
         "test_mean_of_members": result.member_metrics,
         "train": result.train_metrics,
         "seconds": result.seconds,
+        "peak_memory_bytes": _peak_memory(),
         "data_sha256": fingerprint(dataset),
         "device": {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
         "versions": {
@@ -291,6 +292,14 @@ def execute(
     pictures = picture_utils.draw_run(directory, title, log_joint, dataset, result)
     _report(directory, result, pictures)
     return result, directory
+
+
+def _peak_memory() -> int:
+    """Of the first device if it keeps count, as accelerators do, else of this process."""
+    statistics = jax.devices()[0].memory_stats() or {}
+    unit = 1 if sys.platform == "darwin" else 1024
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(statistics.get("peak_bytes_in_use", process))
 
 
 def _report(directory: pathlib.Path, result: RunResult, pictures: list[pathlib.Path]) -> None:
@@ -343,9 +352,3 @@ def _open_directory(name: str, dataset: Dataset) -> pathlib.Path:
     else:
         write_json(path, content)
     return directory
-
-
-def _write_npz(path: pathlib.Path, **arrays: Any) -> None:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    checkpoint_utils.write_atomically(path, buffer.getvalue())
