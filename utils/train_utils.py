@@ -174,11 +174,13 @@ class Run:
         Args:
           change: (state, its draws (chains, draws, ...), host arrays) -> the draws to keep.
         """
+        started = time.monotonic()
         # Drawn again, not taken from the disk: there they may have been changed already.
         draws = self._program.draw(self.state, chain_utils.DRAW, self.epoch, self._num_draws)
         draws = change(self.state, parallel_utils.to_host(draws))
         self._draws, self._kept_draws = [draws], [draws]
         self._predictions = [self._predict(draws, self._test)]
+        self._seconds += time.monotonic() - started
         self._save()
         return self._result()
 
