@@ -112,6 +112,8 @@ def main() -> None:
         FLAGS["num_elbo_draws"].value = 200 if small else 0
     if FLAGS.entropy is None:
         FLAGS["entropy"].value = implicit.default_estimator(generator)
+    if FLAGS.member_weights == "elbo" and not FLAGS.num_elbo_draws:
+        raise UserError("Weights by ELBO need its value: give num_elbo_draws.")
     estimator = implicit.Estimator(
         FLAGS.entropy, FLAGS.entropy_steps, FLAGS.entropy_probes, FLAGS.entropy_warm_start
     )

@@ -34,7 +34,7 @@ class Compiled:
 
     def __init__(self, name, log_joint, num_devices):
         mesh = parallel_utils.make_mesh(CHAINS, jax.devices()[:num_devices])
-        self.traces = 0
+        self.traces, self.mesh = 0, mesh
         method = METHODS[name](log_joint)
 
         def counted_step(*arguments):
@@ -112,7 +112,9 @@ def test_state_survives_a_checkpoint(one_device, tmp_path):
     epoch, restored, _, damage = checkpoint_utils.load_newest_checkpoint(tmp_path, state)
     assert (epoch, damage) == (2, [])
     assert jax.tree.structure(restored) == jax.tree.structure(state)
-    after = compiled.program.run(restored, compiled.data, 2, 3)[0]
+    # Placed as the loop places it: elsewhere, the same program would be compiled again.
+    placed = jax.device_put(restored, parallel_utils.chain_sharding(compiled.mesh))
+    after = compiled.program.run(placed, compiled.data, 2, 3)[0]
     for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(compiled.states[3]), strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -65,6 +65,7 @@ def test_draws_open_in_arviz_as_documented(whole):
     np.testing.assert_allclose(diagnostics.rhat(draws["output/b"]), theirs, rtol=1e-6)
 
 
+@pytest.mark.slow  # what is shared with run_sgd.py is shown there every time
 def test_killed_and_resumed(whole, tmp_path):
     directory = tmp_path / "killed"
     program.kill_after_checkpoint(directory, "run_hmc.py", f"--dir={directory}", *SHORT)

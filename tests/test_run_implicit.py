@@ -62,6 +62,7 @@ def test_killed_at_a_random_moment_and_resumed(whole, tmp_path):
     assert_same_outcome(directory, whole[0])
 
 
+@pytest.mark.slow  # core/test_implicit.py shows it every time, without the scripts
 def test_a_start_from_mean_field_does_not_end_below_it(tmp_path):
     """The ELBO of run_vi.py's last evaluation, and the one on all data from its posterior on."""
     mean_field, ours = tmp_path / "vi", tmp_path / "implicit"

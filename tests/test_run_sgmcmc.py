@@ -175,6 +175,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(flags, tmp_path):
     assert MISTAKES[flags] in err and err.count("\n") == 1 and err.startswith("run_sgmcmc.py: ")
 
 
+@pytest.mark.slow  # what is shared with run_sgd.py is shown there every time
 def test_a_run_shortened_by_its_epochs_alone_has_draws(tmp_path):
     """On the anchor's own data sets its defaults, 300 epochs of burn-in in 300, would have none."""
     flags = ["--dataset_name=wine", "--num_epochs=20", "--ensemble_freq=5"]

@@ -65,7 +65,7 @@ def test_killed_at_a_random_moment_and_resumed(whole, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "draws", "sentence"),
     [
-        (["--method=map"], 1, ""),
+        pytest.param(["--method=map"], 1, "", marks=pytest.mark.slow),
         (["--method=mc_dropout", "--dropout_rate=0.2"], 3, "Dropped: inputs of hidden_1, output."),
         pytest.param(
             [
@@ -87,6 +87,7 @@ def test_every_method_runs(flags, draws, sentence, tmp_path):
     assert np.isfinite(predictions["test_predictions"]).all()
 
 
+@pytest.mark.slow  # what is shared with run_sgd.py is shown there every time
 def test_the_mean_starts_at_a_solution_of_sgd(tmp_path):
     """With vanishing scales and steps, every draw is the solution that q started from."""
     succeed(f"--dir={tmp_path / 'sgd'}", "--num_epochs=20", script="run_sgd.py")
