@@ -338,17 +338,15 @@ def _start(
     center, point = log_joint.partition(params)
     log_scale = jax.tree.map(constant_scale, center)
     if start == "prior":
-        draw = log_joint.prior.scale
         spread = trees.map_with_name(
-            lambda name, leaf: jnp.full((), draw(name), leaf.dtype), center
+            lambda name, leaf: jnp.full((), log_joint.prior.scale(name), leaf.dtype), center
         )
         return jax.tree.map(jnp.zeros_like, center), spread, log_scale, point
     # Biases often start at 0: they take the scale of their module's other arrays.
-    sizes = {
-        name: jnp.maximum(*(jnp.max(jnp.stack(list(map(root_mean_square, group.values())))), 1e-3))
-        for group in generators.groups(center).values()
-        for name in group
-    }
+    sizes = {}
+    for group in generators.groups(center).values():
+        largest = jnp.max(jnp.stack([root_mean_square(leaf) for leaf in group.values()]))
+        sizes |= dict.fromkeys(group, jnp.maximum(largest, 1e-3))
     spread = trees.map_with_name(lambda name, leaf: init_spread * sizes[name], center)
     return center, spread, log_scale, point
 
