@@ -343,7 +343,7 @@ def _start(
         )
         return jax.tree.map(jnp.zeros_like, center), spread, log_scale, point
     # Biases often start at 0: they take the scale of their module's other arrays.
-    sizes = {}
+    sizes: dict[str, jax.Array] = {}
     for group in generators.groups(center).values():
         largest = jnp.max(jnp.stack([root_mean_square(leaf) for leaf in group.values()]))
         sizes |= dict.fromkeys(group, jnp.maximum(largest, 1e-3))

@@ -66,7 +66,12 @@ def test_killed_at_a_random_moment_and_resumed(whole, tmp_path):
     ("flags", "draws", "sentence"),
     [
         pytest.param(["--method=map"], 1, "", marks=pytest.mark.slow),
-        (["--method=mc_dropout", "--dropout_rate=0.2"], 3, "Dropped: inputs of hidden_1, output."),
+        pytest.param(
+            ["--method=mc_dropout", "--dropout_rate=0.2"],
+            3,
+            "Dropped: inputs of hidden_1, output.",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             [
                 *("--vi_estimator=flipout", "--kl=forward", "--kl_weight=tempered_blundell"),
