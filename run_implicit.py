@@ -148,7 +148,7 @@ def main() -> None:
 
     def change_draws(state: State, draws: Params) -> Params:
         """Members weighed, and draws refined, as the flags say."""
-        elbos, weights = None, None
+        elbos = None
         if FLAGS.num_elbo_draws:
             elbos, errors = mixture_utils.member_elbos(
                 log_joint,

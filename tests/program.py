@@ -40,6 +40,14 @@ def run(script, *flags):
     return process.returncode, out, err
 
 
+def succeed(script, *flags):
+    """Standard output of a run that must end well."""
+    code, out, err = run(script, *flags)
+    assert code == 0, err
+    assert "Traceback" not in err
+    return out
+
+
 def start_until_checkpoint(directory, script, *flags):
     """Starts a run and returns its process once there is a checkpoint."""
     process = start(script, *flags)

@@ -5,12 +5,7 @@ import csv
 import numpy as np
 import program
 import pytest
-
-
-def succeed(script, *flags):
-    code, out, err = program.run(script, *flags)
-    assert code == 0, err
-    return out
+from program import succeed
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,7 @@ def run(*flags, script="run_implicit.py"):
 
 
 def succeed(*flags, script="run_implicit.py"):
-    code, out, err = run(*flags, script=script)
-    assert code == 0, err
-    assert "Traceback" not in err
-    return out
+    return program.succeed(script, *flags)
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,11 @@ from jax.sharding import Mesh
 
 from core import trees
 from core.data import Data
+from core.log_joint import LogJoint
 from core.method import Info, Method, State
 from core.trees import Params
 from utils import parallel_utils
+from utils.data_utils import Dataset
 
 # Purposes of random keys; never renumber, or old runs cannot be repeated.
 INIT, STEP, DRAW, EVALUATE = range(4)
@@ -96,3 +98,18 @@ def compile_method(
         jax.jit(run, out_shardings=(chains, whole, whole)),
         jax.jit(draw, static_argnums=(1, 3), out_shardings=chains),
     )
+
+
+def compile_stage(
+    log_joint: LogJoint,
+    dataset: Dataset,
+    method: Method,
+    seed: int,
+    num_chains: int,
+    purpose: int,
+) -> tuple[Program, Data]:
+    """A method beside the loop, for a stage before or after it, and the training rows in place."""
+    mesh = parallel_utils.make_mesh(num_chains)
+    pieces = log_joint.num_microbatches
+    data = parallel_utils.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
+    return compile_method(method, seed, num_chains, mesh, purpose), data

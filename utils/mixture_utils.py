@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import softmax
 
 from core import implicit
+from core.data import Data
 from core.errors import UserError
 from core.generators import Generator
 from core.log_joint import LogJoint
@@ -56,7 +57,7 @@ def member_elbos(
     at_once = min(num_draws, DRAWS_AT_ONCE)
 
     @jax.jit
-    def elbos(samplers: implicit.Sampler, part: jax.Array) -> jax.Array:
+    def elbos(samplers: implicit.Sampler, data: Data, part: jax.Array) -> jax.Array:
         def elbo(sampler: implicit.Sampler, member: jax.Array) -> jax.Array:
             key = chain_utils.chain_key(seed, chain_utils.EVIDENCE, part, member)
             terms, _ = implicit.evidence_terms(
@@ -66,7 +67,7 @@ def member_elbos(
 
         return jax.vmap(elbo)(samplers, jnp.arange(members))
 
-    parts = [np.asarray(elbos(samplers, part)) for part in range(-(-num_draws // at_once))]
+    parts = [np.asarray(elbos(samplers, data, part)) for part in range(-(-num_draws // at_once))]
     values = np.concatenate(parts, axis=1)
     return values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
 

@@ -12,9 +12,7 @@ import jax
 import numpy as np
 
 from core import hmc
-from core.data import Data
 from core.log_joint import LogJoint
-from core.method import Method
 from core.trees import Params
 from utils import chain_utils, parallel_utils
 from utils.data_utils import Dataset
@@ -61,7 +59,9 @@ def refine(
             trajectory_length=trajectory_len,
             max_num_leapfrog_steps=max_num_leapfrog_steps,
         )
-        program, data = _compile(log_joint, dataset, method, seed, len(some), chain_utils.PILOT)
+        program, data = chain_utils.compile_stage(
+            log_joint, dataset, method, seed, len(some), chain_utils.PILOT
+        )
         state = program.init(jax.tree.map(lambda leaf: leaf[some], flat))
         state, info, _ = program.run(state, data, 0, PILOT_ITERATIONS)
         step_size = float(np.median(state.step_size))
@@ -78,7 +78,9 @@ def refine(
         trajectory_length=trajectory_len,
         max_num_leapfrog_steps=max_num_leapfrog_steps,
     )
-    program, data = _compile(log_joint, dataset, method, seed, total, chain_utils.REFINE)
+    program, data = chain_utils.compile_stage(
+        log_joint, dataset, method, seed, total, chain_utils.REFINE
+    )
     state = program.init(flat)
     for iteration in range(num_iterations):
         state, info, _ = program.run(state, data, iteration, iteration + 1)
@@ -90,18 +92,3 @@ def refine(
         )
     moved = parallel_utils.to_host(state.params)
     return jax.tree.map(lambda leaf: leaf.reshape(*leading, *leaf.shape[1:]), moved)
-
-
-def _compile(
-    log_joint: LogJoint,
-    dataset: Dataset,
-    method: Method,
-    seed: int,
-    num_chains: int,
-    purpose: int,
-) -> tuple[chain_utils.Program, Data]:
-    mesh = parallel_utils.make_mesh(num_chains)
-    data = parallel_utils.place_data(
-        dataset.x_train, dataset.y_train, mesh, log_joint.num_microbatches
-    )
-    return chain_utils.compile_method(method, seed, num_chains, mesh, purpose), data

@@ -192,10 +192,9 @@ def pretrain(
     method: Method, log_joint: LogJoint, dataset: Dataset, *, num_chains: int, num_epochs: int
 ) -> Params:
     """Parameters to start from, (num_chains, ...): those a method has at the end of its epochs."""
-    mesh = parallel_utils.make_mesh(num_chains)
-    pieces = log_joint.num_microbatches
-    data = parallel_utils.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
-    program = chain_utils.compile_method(method, FLAGS.seed, num_chains, mesh, chain_utils.PRETRAIN)
+    program, data = chain_utils.compile_stage(
+        log_joint, dataset, method, FLAGS.seed, num_chains, chain_utils.PRETRAIN
+    )
     keys = jax.vmap(
         lambda chain: chain_utils.chain_key(FLAGS.seed, chain_utils.PRETRAIN_INIT, 0, chain)
     )(np.arange(num_chains))
