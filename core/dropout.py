@@ -32,6 +32,7 @@ import optax
 from core import interception, trees
 from core.data import Data
 from core.errors import UserError
+from core.layers import Layer, intercept_layers
 from core.log_joint import LogJoint
 from core.method import Info, Method, minibatch_epoch, optimize
 from core.trees import Params
@@ -176,7 +177,7 @@ def dropout_network(
     modules = tuple(by_row)
 
     def apply(bundle: dict[str, Params], inputs: jax.Array, rng_key: jax.Array) -> jax.Array:
-        def intercept(module: hk.Module, layer: interception.Layer, x: jax.Array) -> jax.Array:
+        def intercept(module: hk.Module, layer: Layer, x: jax.Array) -> jax.Array:
             if module.module_name not in modules:
                 return layer(x)
             key = jax.random.fold_in(rng_key, modules.index(module.module_name))
@@ -185,7 +186,7 @@ def dropout_network(
             keep = jax.random.bernoulli(key, 1 - dropout_rate, shape)
             return layer(jnp.where(keep, x / (1 - dropout_rate), jnp.zeros((), x.dtype)))
 
-        with interception.intercept_layers(intercept):
+        with intercept_layers(interception.LAYERS, intercept):
             return network(bundle["params"], inputs)
 
     return apply

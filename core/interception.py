@@ -33,13 +33,12 @@ from jax.extend.core import get_opaque_trace_state
 
 from core import trees
 from core.data import Data, take
+from core.layers import Layer, intercept_layers
 from core.likelihoods import PARAMETER_GROUP
 from core.log_joint import LogJoint
 from core.trees import Params
 
-# Exactly these classes: a subclass may compute something else.
 LAYERS: dict[type[hk.Module], int] = {hk.Linear: 0, hk.Conv1D: 1, hk.Conv2D: 2}  # spatial axes
-Layer = Callable[[jax.Array], jax.Array]
 # (bundle, inputs, rng_key) -> outputs; a bundle holds trees of floats, among them `params`.
 NoisyNetwork = Callable[[dict[str, Params], jax.Array, jax.Array], jax.Array]
 
@@ -80,7 +79,7 @@ def record_calls(function: Callable[..., Any], *arguments: Any) -> list[Call]:
             calls.append(Call(module.module_name, inputs.shape, extra_axes, repeated, grouped))
             return layer(inputs)
 
-        with intercept_layers(record):
+        with intercept_layers(LAYERS, record):
             return function(*arguments)
 
     jax.eval_shape(traced, *arguments)
@@ -179,7 +178,7 @@ def noisy_network(
             key = jax.random.fold_in(rng_key, modules.index(module.module_name))
             return estimate(layer, x, own, key, getattr(module, "channel_index", -1))
 
-        with intercept_layers(intercept):
+        with intercept_layers(LAYERS, intercept):
             return network(bundle["params"], inputs)
 
     return apply
@@ -288,23 +287,3 @@ def row_and_channel(shape: tuple[int, ...], channel: int, by_row: bool = True) -
     """`shape` with 1 for all axes but the rows (the first, if `by_row`) and the channels."""
     kept = {channel % len(shape)} | ({0} if by_row else set())
     return tuple(n if axis in kept else 1 for axis, n in enumerate(shape))
-
-
-def intercept_layers(
-    intercept: Callable[[hk.Module, Layer, jax.Array], jax.Array],
-) -> Any:
-    """Context in which `intercept(module, layer, inputs)` runs in place of `layer(inputs)`."""
-
-    def method(
-        next_method: Callable, arguments: tuple, keywords: dict, context: hk.MethodContext
-    ) -> Any:
-        if type(context.module) not in LAYERS or context.method_name != "__call__":
-            return next_method(*arguments, **keywords)
-        # All layers take `inputs`, by position or by name, and other arguments by name only.
-        others = dict(keywords)
-        inputs = arguments[0] if arguments else others.pop("inputs")
-        return intercept(
-            context.module, lambda inputs: next_method(inputs, **others), jnp.asarray(inputs)
-        )
-
-    return hk.intercept_methods(method)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from core import likelihoods, trees
+from core import convolutions, likelihoods, trees
 from core.data import Data, take
 from core.errors import UserError
 from core.likelihoods import Likelihood
@@ -186,7 +186,8 @@ def make_log_joint(
 
     def apply(params: Params, inputs: jax.Array) -> jax.Array:
         # No random key: a log-joint is a function of the parameters alone.
-        return transformed.apply(params, state, None, inputs)[0]
+        with convolutions.fast_gradients():
+            return transformed.apply(params, state, None, inputs)[0]
 
     all_shapes = jax.eval_shape(init, jax.random.key(0))
     outputs = jax.eval_shape(apply, all_shapes, example)
