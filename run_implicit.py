@@ -25,6 +25,7 @@ from utils import (
     generator_utils,
     mixture_utils,
     optim_utils,
+    parallel_utils,
     refine_utils,
     script_utils,
 )
@@ -144,6 +145,9 @@ def main() -> None:
         prior_weight=FLAGS.prior_weight,
         annealing_start=FLAGS.annealing_start,
         annealing_steps=round(FLAGS.annealing_epochs * epoch),
+        place=parallel_utils.draw_placement(
+            parallel_utils.make_mesh(FLAGS.num_members), FLAGS.num_samples
+        ),
     )
 
     def change_draws(state: State, draws: Params) -> Params:

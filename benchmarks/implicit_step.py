@@ -175,7 +175,7 @@ def tightness() -> None:
         for steps in (5, 20, 80):
             start = jax.random.normal(jax.random.key(4), (size,))
             bound = partial(jacobian.singular_value, function, z, scale, start)
-            found, _ = jax.jit(partial(bound, num_iterations=steps))()
+            found, _ = jax.jit(partial(bound, num_steps=steps))()
             rows.append([name, "singular_value", steps, found.value, "", found.residual])
     header = ["B", "estimator", "products", "lower", "upper", "residual"]
     print(tabulate(rows, header, tablefmt="github", floatfmt=".4g"))

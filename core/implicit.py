@@ -16,6 +16,7 @@ with a small fixed s, D - d directions of the weights have next to no spread.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ from core.generators import Generator
 from core.jacobian import LogDet
 from core.log_joint import LogJoint
 from core.method import Info, Method, minibatch_epoch, optimize, repeat
+from core.noise import normal_like
 from core.trees import Params
 
 ESTIMATORS = ("exact", "singular_value", "lanczos")
@@ -42,7 +44,7 @@ class Estimator(NamedTuple):
 
     Attributes:
       name: one of ESTIMATORS.
-      num_steps: K of `lanczos`, or the iterations of `singular_value`.
+      num_steps: K of `lanczos` and of `singular_value`.
       num_probes: of `lanczos`, for each z.
       warm_start: whether `singular_value` starts from the last step's vectors and not at random.
     """
@@ -68,7 +70,7 @@ class Sampler(NamedTuple):
 
 
 class ImplicitState(NamedTuple):
-    """The sampler, minibatches seen, the optimizer's state, and LOBPCG's last vectors or None."""
+    """The sampler, minibatches seen, the optimizer's state; vectors to start `singular_value`."""
 
     sampler: Sampler
     num_steps: jax.Array
@@ -106,6 +108,7 @@ def evidence_terms(
     rng_key: jax.Array,
     num_samples: int,
     vectors: jax.Array | None = None,
+    place: Callable[[jax.Array], jax.Array] = lambda array: array,
 ) -> tuple[Terms, jax.Array | None]:
     """Differentiable estimates of the ELBO's terms, each at its own (z, e).
 
@@ -118,6 +121,7 @@ def evidence_terms(
       rng_key: of all that is random here.
       num_samples: draws of (z, e).
       vectors: from which `singular_value` starts, (num_samples, d); random by default.
+      place: spreads an array with a leading axis of draws over devices, or returns it as it is.
 
     Returns:
       The terms, (num_samples,) each, and the vectors at which `singular_value` ended, else None.
@@ -134,25 +138,25 @@ def evidence_terms(
         steps = estimator.num_steps
         if estimator.name == "lanczos":
             return jacobian.lanczos(function, z, scales, start, num_steps=steps), None
-        return jacobian.singular_value(function, z, scales, start, num_iterations=steps)
+        return jacobian.singular_value(function, z, scales, start, num_steps=steps)
 
     def sample(z: jax.Array, noise: jax.Array, start: jax.Array | None) -> tuple:
         mean, scale, drawn = _weights(generator, sampler, z, noise)
         log_likelihood = log_joint.log_likelihood(trees.merge(drawn, sampler.point), data)
         log_prior = log_joint.expected_log_prior(mean, scale, drawn)
         log_det, end = half_log_det(z, start)
-        entropy = jacobian.entropy(log_det.value, scale, mean)
+        entropy = jacobian.entropy(log_det.value, sampler.log_scale, mean)
         tempered = (log_likelihood / log_joint.temperature, log_prior / log_joint.temperature)
         return Terms(*tempered, entropy, log_det), end
 
     draw_key, start_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
-    z, noise = _latents(generator, sampler, draw_key, num_samples)
+    z, noise = _split(generator, normal_like(draw_key, _empty(generator, sampler, num_samples)))
     if estimator.name == "lanczos":
         signs = jacobian.sign_probes(start_key, num_samples * estimator.num_probes, z[0])
         vectors = signs.reshape(num_samples, estimator.num_probes, -1)
     elif estimator.name == "singular_value" and vectors is None:
         vectors = jax.random.normal(start_key, z.shape, z.dtype)
-    return jax.vmap(sample)(z, noise, vectors)
+    return jax.vmap(sample)(*jax.tree.map(place, (z, noise, vectors)))
 
 
 def default_estimator(generator: Generator) -> str:
@@ -176,6 +180,7 @@ def implicit(
     prior_weight: float = 1.0,
     annealing_start: float = 1e-3,
     annealing_steps: int = 0,
+    place: Callable[[jax.Array], jax.Array] = lambda array: array,
 ) -> Method:
     """Maximises the ELBO over g and s; one step is one epoch.
 
@@ -197,6 +202,7 @@ def implicit(
       entropy_weight, prior_weight: factors in the objective; only with 1 is it the ELBO.
       annealing_start, annealing_steps: the likelihood's factor grows from the one to 1, by equal
         ratios, in so many minibatches.
+      place: see `evidence_terms`; with it, devices share the draws of a step.
 
     Returns:
       The method; `init` also takes `vi.VariationalParams` for a start from mean-field VI. Infos
@@ -256,6 +262,7 @@ def implicit(
                 rng_key,
                 num_samples,
                 state.vectors,
+                place,
             )
             found = jax.tree.map(jnp.mean, each)
             objective = (
@@ -283,19 +290,21 @@ def implicit(
         return minibatch_epoch(update, state, data, rng_key, batch_size)
 
     def draw(state: ImplicitState, rng_key: jax.Array, num_draws: int) -> Params:
-        z, noise = _latents(generator, state.sampler, rng_key, num_draws)
+        empty = _empty(generator, state.sampler, num_draws)
+        z, noise = _split(generator, jax.random.normal(rng_key, empty.shape, empty.dtype))
         drawn = jax.vmap(lambda z, e: _weights(generator, state.sampler, z, e)[2])(z, noise)
         return trees.merge(drawn, repeat(state.sampler.point, num_draws))
 
     return Method(init, step, draw)
 
 
-def _latents(
-    generator: Generator, sampler: Sampler, rng_key: jax.Array, num_draws: int
-) -> tuple[jax.Array, jax.Array]:
-    """z (draws, d) and e (draws, D), as one draw: each takes half a second to compile."""
+def _empty(generator: Generator, sampler: Sampler, num_draws: int) -> jax.Array:
     shape = (num_draws, generator.latent_size + generator.num_weights)
-    both = jax.random.normal(rng_key, shape, jax.tree.leaves(sampler.log_scale)[0].dtype)
+    return jnp.zeros(shape, jax.tree.leaves(sampler.log_scale)[0].dtype)
+
+
+def _split(generator: Generator, both: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """z (draws, d) and e (draws, D), of which one array is drawn: each takes time to compile."""
     return both[:, : generator.latent_size], both[:, generator.latent_size :]
 
 

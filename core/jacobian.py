@@ -33,7 +33,9 @@ from core.trees import Params
 
 Generator = Callable[[jax.Array], Params]  # z of shape (d,) -> a pytree of D weights
 Scale = Any  # s > 0: a number, or a pytree of arrays like the weights or a prefix of their tree
-VectorMap = Callable[[jax.Array], jax.Array]
+Image = list[jax.Array]  # a D-vector, in pieces as the weights are: to join them costs time
+Push = Callable[[jax.Array], Image]
+Pull = Callable[[Image], jax.Array]
 
 
 class LogDet(NamedTuple):
@@ -100,18 +102,18 @@ def exact(generator: Generator, z: jax.Array, scale: Scale, *, block_size: int =
 
 
 def singular_value(
-    generator: Generator, z: jax.Array, scale: Scale, start: jax.Array, *, num_iterations: int = 20
+    generator: Generator, z: jax.Array, scale: Scale, start: jax.Array, *, num_steps: int = 20
 ) -> tuple[LogDet, jax.Array]:
-    """The bound d/2 log(1 + smin(B)^2) of arXiv 2310.06643, by LOBPCG (Knyazev 2001) on B^T B.
+    """The bound d/2 log(1 + smin(B)^2) of arXiv 2310.06643, by K steps of bidiagonalisation.
 
-    Each iteration takes the unit vector x that minimises |B x| over the span of the last x, its
-    residual, and the last change of x. An orthonormal basis of the span is kept, and its image
-    under B, whose QR and SVD give the minimum.
+    x is the unit vector that minimises |B x| over the Krylov space of B^T B and the start, see
+    `_bidiagonalise`. The iterates of LOBPCG without a preconditioner, the paper's choice, lie in
+    the same space after as many products, so that theirs is never the smaller |B x|.
 
     A bound only when converged: |B x| >= smin for every x, so an early stop *overstates* it, even
     beyond the exact value. The residual r = |B^T B x - |Bx|^2 x| tells: some eigenvalue of B^T B
     lies within r of |Bx|^2. There is no preconditioner, and where the small singular values lie
-    close together compared with the largest, hundreds of iterations are needed; hence `start`.
+    close together compared with the largest, hundreds of steps are needed; hence `start`.
 
     Gradient: w_1 = x sqrt(d / (1 + |Bx|^2)), that of d/2 log(1 + |Bx|^2) with x held fixed.
 
@@ -120,7 +122,7 @@ def singular_value(
       z: where g is linearised, (d,). Where d exceeds D, smin is 0 and so is the bound.
       scale: s.
       start: where to start, (d,), not zero: random at first, then the vector of an earlier call.
-      num_iterations: of one product with B and one with B^T each, besides one of each at first.
+      num_steps: K, at most d of which are done; one product with B and one with B^T each.
 
     Returns:
       The estimate, and x. Its `lower` is the bound with |Bx|^2 - r in place of |Bx|^2, a true bound
@@ -128,38 +130,22 @@ def singular_value(
     """
     whitened = _whitened(generator, scale)
     push, pull = _products(whitened, z)
-
-    def residual(x: jax.Array, image: jax.Array) -> jax.Array:
-        return pull(image) - jnp.sum(image**2) * x
-
-    def iterate(_: int, state: tuple) -> tuple:
-        x, image, change, change_image, r = state
-        basis = jnp.stack([x, change])
-        direction = _normalised(_orthogonalised(r, basis), jnp.linalg.norm(r))[0]
-        basis = jnp.concatenate([basis, direction[None]])
-        images = jnp.stack([image, change_image, push(direction)])
-        best = _singular_vectors(jnp.linalg.qr(images.T, mode="r"), basis)[1][-1]
-        best = best / jnp.linalg.norm(best @ basis)  # 1 but for rounding, which would add up
-        # The new change: the unit vector in the plane of the old and the new x, orthogonal to the
-        # new. Found among the coefficients, so that no difference of close vectors is taken.
-        moved = jnp.linalg.norm(best[1:])
-        change = (best * best[0] / jnp.where(moved > 0, moved, 1)).at[0].set(-moved)
-        rotation = jnp.stack([best, jnp.where(moved > 0, change, 0)])
-        (x, change), (image, change_image) = rotation @ basis, rotation @ images
-        return x, image, change, change_image, residual(x, image)
+    basis, matrix = _bidiagonalise(push, pull, start, min(num_steps, z.size))
+    values, vectors = _singular_vectors(matrix[:, :-1], basis[:-1])
+    smallest, coefficients = values[-1], vectors[-1]
+    x = coefficients @ basis[:-1]
+    x = x / jnp.linalg.norm(x)
+    # B^T B V = V L^T L + alpha_K beta_K v_{K+1} e_K^T
+    error = jnp.abs(matrix[-1, -2] * matrix[-1, -1] * coefficients[-1])
 
     def bound(square: jax.Array) -> jax.Array:
         return z.size / 2 * jnp.log1p(square)
 
-    x = start / jnp.linalg.norm(start)
-    image = push(x)
-    state = (x, image, jnp.zeros_like(x), jnp.zeros_like(image), residual(x, image))
-    x, image, _, _, r = jax.lax.fori_loop(0, num_iterations, iterate, state)
-    square, error = jnp.sum(image**2), jnp.linalg.norm(r)
+    square = smallest**2
     vector = jnp.sqrt(z.size / (1 + square)) * x
     value = _with_gradient(whitened, z, bound(square), vector[None], 1)
     lower = bound(jnp.maximum(square - error, 0))
-    return LogDet(value, lower, jnp.full_like(lower, jnp.inf), jnp.sqrt(square), error), x
+    return LogDet(value, lower, jnp.full_like(lower, jnp.inf), smallest, error), x
 
 
 def sign_probes(rng_key: jax.Array, num_probes: int, z: jax.Array) -> jax.Array:
@@ -178,12 +164,7 @@ def lanczos(
 ) -> LogDet:
     """Stochastic Lanczos quadrature between bounds: E[v^T log(A) v] = logdet A if E[v v^T] = I.
 
-    K steps of Golub-Kahan bidiagonalisation from v_1 = v / |v| give orthonormal v_k, columns of V,
-    and u_k, columns of U, and L upper bidiagonal (alpha_k on its diagonal, beta_k beside it):
-
-        B V = U L,     B^T U = V L^T + beta_K v_{K+1} e_K^T,     hence V^T A V = I + L^T L,
-
-    the same as K steps of Lanczos on A (Golub & Kahan 1965), without forming squares. Then
+    K steps of `_bidiagonalise` from v give V^T A V = I + L^T L. Then
 
         |v|^2 e_1^T log(I + L^T L) e_1     is the K-point Gauss rule for v^T log(A) v:  >= it
         |v|^2 e_1^T log(I + M^T M) e_1     is the Gauss-Radau rule with a node at 1:    <= it,
@@ -191,7 +172,7 @@ def lanczos(
     where M = [L, beta_K e_K], K x (K + 1), has the node for its null space (Golub & Meurant 2010,
     chapter 6). This holds for each v. Both rules tighten with K and are exact once K reaches the
     number of distinct eigenvalues of A, at most d. Over v they are bounds in expectation, with the
-    noise of the probes. V is orthogonalised in full; U, which would take K D-vectors, is not.
+    noise of the probes.
 
     Gradient: w = A^-1/2 v / sqrt(num_probes), with A^-1/2 v ~ |v| V (I + L^T L)^-1/2 e_1 from the
     same K steps. In expectation it is that of logdet A but for the bias of the K-step root, which
@@ -217,21 +198,9 @@ def lanczos(
     whitened = _whitened(generator, scale)
     push, pull = _products(whitened, z)
 
-    def bidiagonalise(k: jax.Array, state: tuple) -> tuple:
-        basis, matrix, u, beta = state
-        image = push(basis[k])
-        u, alpha = _normalised(image - beta * u, jnp.linalg.norm(image))
-        image = pull(u)
-        following, beta = _normalised(_orthogonalised(image, basis), jnp.linalg.norm(image))
-        matrix = matrix.at[k, k].set(alpha).at[k, k + 1].set(beta)
-        return basis.at[k + 1].set(following), matrix, u, beta
-
     def quadrature(v: jax.Array) -> tuple:
         square = jnp.sum(v**2)
-        basis = jnp.zeros_like(v, shape=(num_steps + 1, z.size)).at[0].set(v / jnp.sqrt(square))
-        matrix = jnp.zeros_like(v, shape=(num_steps, num_steps + 1))  # M
-        state = (basis, matrix, jnp.zeros_like(push(v)), jnp.zeros_like(square))
-        basis, matrix, _, _ = jax.lax.fori_loop(0, num_steps, bidiagonalise, state)
+        basis, matrix = _bidiagonalise(push, pull, v, num_steps)
         values, vectors = _singular_vectors(matrix, basis)
         lower = square / 2 * jnp.sum(vectors[:, 0] ** 2 * jnp.log1p(values**2))
         values, vectors = _singular_vectors(matrix[:, :-1], basis[:-1])
@@ -247,7 +216,7 @@ def lanczos(
     return LogDet(value, lower, upper, jnp.min(smallest), jnp.mean(residuals))
 
 
-def entropy(half_log_det: jax.Array, scale: Scale, weights: Params) -> jax.Array:
+def entropy(half_log_det: jax.Array, log_scale: Scale, weights: Params) -> jax.Array:
     """The entropy of w = g(z) + s * e when g is replaced by its linearisation at z.
 
         H = 1/2 logdet(I_d + B^T B) + sum_i log s_i + D/2 log(2 pi e)
@@ -260,35 +229,79 @@ def entropy(half_log_det: jax.Array, scale: Scale, weights: Params) -> jax.Array
 
     Args:
       half_log_det: 1/2 logdet(I_d + B^T B), e.g. `LogDet.value`.
-      scale: s.
+      log_scale: log s.
       weights: arrays or shapes like g(z).
 
     Returns:
       H, a scalar.
     """
-    scales = jax.tree.broadcast(scale, weights)
-    logs = jax.tree.map(lambda s, w: jnp.log(jnp.broadcast_to(s, w.shape)), scales, weights)
+    logs = jax.tree.broadcast(log_scale, weights)
+    sums = jax.tree.map(lambda s, w: jnp.sum(s) * (w.size // jnp.size(s)), logs, weights)
     constant = trees.size(weights) / 2 * math.log(2 * math.pi * math.e)
-    return half_log_det + trees.total(logs).astype(half_log_det.dtype) + constant
+    return half_log_det + trees.total(sums).astype(half_log_det.dtype) + constant
 
 
-def _whitened(generator: Generator, scale: Scale) -> VectorMap:
-    """g(z) / s as one array (D,): B is its Jacobian."""
+def _whitened(generator: Generator, scale: Scale) -> Push:
+    """z -> g(z) / s: B is its Jacobian."""
 
-    def function(z: jax.Array) -> jax.Array:
+    def function(z: jax.Array) -> Image:
         weights = generator(z)
         scaled = jax.tree.map(jnp.divide, weights, jax.tree.broadcast(scale, weights))
-        return jnp.concatenate([leaf.ravel().astype(z.dtype) for leaf in jax.tree.leaves(scaled)])
+        return [leaf.astype(z.dtype) for leaf in jax.tree.leaves(scaled)]
 
     return function
 
 
-def _products(whitened: VectorMap, z: jax.Array) -> tuple[VectorMap, VectorMap]:
+def _products(whitened: Push, z: jax.Array) -> tuple[Push, Pull]:
     """v -> B v and u -> B^T u, around one evaluation of g, through which no gradient flows."""
     _, push = jax.linearize(whitened, z)
     push = jax.lax.stop_gradient(push)  # a pytree: what it keeps of the evaluation are its leaves
     transpose = jax.linear_transpose(push, z)
     return push, lambda u: transpose(u)[0]
+
+
+def _bidiagonalise(
+    push: Push, pull: Pull, start: jax.Array, num_steps: int
+) -> tuple[jax.Array, jax.Array]:
+    """K steps of Golub-Kahan bidiagonalisation of B from v_1 = start / |start|.
+
+    They give orthonormal v_k, columns of V, and u_k, columns of U, and L upper bidiagonal (alpha_k
+    on its diagonal, beta_k beside it):
+
+        B V = U L,     B^T U = V L^T + beta_K v_{K+1} e_K^T,
+
+    the same as K steps of Lanczos on B^T B (Golub & Kahan 1965), without forming squares. V, which
+    spans the Krylov space of B^T B and the start, is orthogonalised in full; U, which would take K
+    D-vectors, is not.
+
+    Returns:
+      The rows v_1 .. v_{K+1}, zero from where the space ends, and M = [L, beta_K e_K].
+    """
+
+    def length(norm: jax.Array, reference: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A norm and its inverse; both 0 where only rounding errors of `reference` are left."""
+        left = norm > 10 * jnp.finfo(norm.dtype).eps * reference
+        return jnp.where(left, norm, 0), jnp.where(left, 1 / jnp.where(left, norm, 1), 0)
+
+    def step(k: jax.Array, state: tuple) -> tuple:
+        # Passes over D-vectors count: u is kept as alpha u, and |B v_k| known from its parts.
+        basis, matrix, scaled, inverse, beta = state
+        factor = beta * inverse
+        scaled = [new - factor * old for new, old in zip(push(basis[k]), scaled, strict=True)]
+        alpha = jnp.sqrt(_square(scaled))
+        alpha, inverse = length(alpha, jnp.hypot(alpha, beta))
+        image = inverse * pull(scaled)
+        following = _orthogonalised(image, basis)
+        beta, shrink = length(jnp.linalg.norm(following), jnp.linalg.norm(image))
+        matrix = matrix.at[k, k].set(alpha).at[k, k + 1].set(beta)
+        return basis.at[k + 1].set(shrink * following), matrix, scaled, inverse, beta
+
+    first = start / jnp.linalg.norm(start)
+    basis = jnp.zeros_like(first, shape=(num_steps + 1, first.size)).at[0].set(first)
+    matrix = jnp.zeros_like(first, shape=(num_steps, num_steps + 1))
+    zero = jnp.zeros_like(first, shape=())
+    nothing = [jnp.zeros_like(piece) for piece in jax.eval_shape(push, first)]
+    return jax.lax.fori_loop(0, num_steps, step, (basis, matrix, nothing, zero, zero))[:2]
 
 
 def _largest_eigenvalue(matrix: jax.Array) -> jax.Array:
@@ -305,18 +318,23 @@ def _largest_eigenvalue(matrix: jax.Array) -> jax.Array:
 
 
 def _with_gradient(
-    whitened: VectorMap, z: jax.Array, value: jax.Array, vectors: jax.Array, at_once: int
+    whitened: Push, z: jax.Array, value: jax.Array, vectors: jax.Array, at_once: int
 ) -> jax.Array:
     """`value` with the gradient of 1/2 sum_i |B w_i|^2, the rows w_i of `vectors` held fixed."""
     _, push = jax.linearize(whitened, z)
 
     def half_square(vector: jax.Array) -> jax.Array:
-        return jnp.sum(push(vector) ** 2) / 2
+        return _square(push(vector)) / 2
 
     if at_once < len(vectors):  # else differentiation would keep what it needs of all of them
         half_square = jax.checkpoint(half_square)
     surrogate = jnp.sum(_map(half_square, vectors, at_once))
     return value + (surrogate - jax.lax.stop_gradient(surrogate))
+
+
+def _square(image: Image) -> jax.Array:
+    """|u|^2."""
+    return trees.total([jnp.square(piece) for piece in image])
 
 
 def _map(function: Callable, rows: jax.Array, at_once: int) -> Any:
@@ -333,20 +351,15 @@ def _orthogonalised(vector: jax.Array, basis: jax.Array) -> jax.Array:
     return vector
 
 
-def _normalised(vector: jax.Array, reference: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Direction and length; both zero where only rounding errors of size `reference` are left."""
-    norm = jnp.linalg.norm(vector)
-    left = norm > 10 * jnp.finfo(vector.dtype).eps * reference
-    return jnp.where(left, vector / jnp.where(left, norm, 1), 0), jnp.where(left, norm, 0)
-
-
 def _singular_vectors(matrix: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Singular values, the largest first, and right singular vectors, as rows, of a matrix (m, n).
 
-    Its columns are images of the n rows of `basis`. Rows that are zero stand for nothing: they get
-    a value of their own above all others, and no part in the others' vectors.
+    It is one of `_bidiagonalise`, its columns images of the rows of `basis`. Rows that are zero
+    stand for nothing: they get a value of their own above all others, and no part in the others'
+    vectors.
     """
-    absent = jnp.all(basis == 0, axis=1)
+    absent = jnp.all(basis[: len(matrix)] == 0, axis=1)
     above = jnp.where(absent, 1 + 2 * jnp.linalg.norm(matrix), 0)
-    _, values, vectors = jnp.linalg.svd(jnp.concatenate([matrix, jnp.diag(above)]), False)
+    index = jnp.arange(len(matrix))
+    _, values, vectors = jnp.linalg.svd(matrix.at[index, index].add(above), full_matrices=False)
     return values, vectors

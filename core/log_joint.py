@@ -87,8 +87,8 @@ class LogJoint:
     def expected_log_prior(self, mean: Params, scale: Params, drawn: Params) -> jax.Array:
         """E[log p(w)] over w ~ N(mean, diag(scale)^2), not tempered, or an unbiased estimate of it.
 
-        A Gaussian's log-density is linear in w^2: its expectation is its value at the root of
-        E[w^2] = mean^2 + scale^2. For other densities it is the value at a draw.
+        A Gaussian's log-density is quadratic: its expectation is its value at the mean, less half
+        of the scales' squares over the prior's. For other densities it is the value at a draw.
 
         Args:
           mean: of the random parameters, `None` elsewhere.
@@ -97,11 +97,11 @@ class LogJoint:
         """
         if self.prior.family != "gaussian":
             return self.log_prior(drawn)
-        root = jax.tree.map(lambda m, s: jnp.sqrt(jnp.square(m) + jnp.square(s)), mean, scale)
-        if likelihoods.PARAMETER_GROUP in drawn:  # the prior of the likelihood's own has a mean
-            group = likelihoods.PARAMETER_GROUP
-            root = {**root, group: drawn[group]}
-        return self.log_prior(root)
+        scale, group = dict(scale), likelihoods.PARAMETER_GROUP
+        if scale.pop(group, None) is not None:  # the likelihood's own have another prior
+            mean = {**mean, group: drawn[group]}
+        squares = trees.map_with_name(lambda name, s: jnp.square(s / self.prior.scale(name)), scale)
+        return self.log_prior(mean) - trees.total(squares) / 2
 
     def log_likelihoods(self, params: Params, inputs: jax.Array, targets: jax.Array) -> jax.Array:
         """log p(y_i | x_i, w) for each row, not tempered; (rows,)."""

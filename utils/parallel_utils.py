@@ -6,7 +6,7 @@ results do not depend on the number of devices beyond the rounding of sums.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,17 @@ def chain_sharding(mesh: Mesh) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
     """For arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def draw_placement(mesh: Mesh, num_draws: int) -> Callable[[jax.Array], jax.Array]:
+    """In a program, spreads arrays with a leading axis of draws over `data`, if it divides them.
+
+    For work that does not involve the rows, which each device would otherwise repeat.
+    """
+    if num_draws % mesh.shape["data"]:
+        return lambda array: array
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    return lambda array: jax.lax.with_sharding_constraint(array, sharding)
 
 
 def place_data(

@@ -24,6 +24,7 @@ from core.likelihoods import gaussian
 from core.log_joint import make_log_joint
 from core.method import Method
 from core.priors import make_prior
+from utils import chain_utils, parallel_utils
 
 ROWS, FEATURES, NOISE, PRIOR_STD = 24, 3, 0.7, 1.3
 RANDOM = np.random.default_rng(0)
@@ -404,3 +405,35 @@ def test_point_estimates_are_trained_and_shared_by_all_draws():
 def test_mistakes_are_sentences(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         implicit.implicit(build(), **settings)
+
+
+def test_devices_share_the_draws_of_a_step():
+    """Two for each of two members: the same result as if each did all draws, for half the work."""
+    log_joint, members = build(mlp), 2
+    mesh = parallel_utils.make_mesh(members)
+    assert mesh.shape["data"] == 2
+    data = parallel_utils.place_data(INPUTS, TARGETS, mesh)
+    generator, _ = make(log_joint, MLP(12, (64,)))
+    found, work, state = [], [], None
+    for place in (parallel_utils.draw_placement(mesh, 4), lambda array: array):
+        method = implicit.implicit(
+            log_joint,
+            batch_size=ROWS,
+            generator=generator,
+            num_samples=4,
+            place=place,
+        )
+        program = chain_utils.compile_method(method, 0, members, mesh)
+        state = program.init(None) if state is None else state
+        arguments = (state, data, jnp.asarray(0), jnp.asarray(1))
+        compiled = program.run.lower(*arguments).compile()
+        work.append(compiled.cost_analysis()["flops"])
+        found.append(compiled(*arguments)[0].sampler)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
+    assert work[0] < 0.6 * work[1]
+
+
+def test_draws_that_devices_do_not_divide_stay_where_they_are():
+    mesh = parallel_utils.make_mesh(1)
+    array = jnp.ones((3, 2))
+    assert parallel_utils.draw_placement(mesh, 3)(array) is array
