@@ -6,18 +6,19 @@ python run_implicit.py --entropy=singular_value           the bound of arXiv 231
 python run_implicit.py --dataset_name=digits --generator=configs/matrix_20.yaml
 """
 
+import functools
 import pathlib
 
 import jax
 import optax
 from absl import flags
 
-from core import generators, implicit, sgd, vi
+from core import generators, implicit, mixtures, sgd, vi
 from core.data import num_minibatches
 from core.errors import UserError
 from core.generators import Generator
 from core.log_joint import LogJoint
-from core.method import State
+from core.method import Method, State
 from core.trees import Params
 from utils import (
     checkpoint_utils,
@@ -76,7 +77,7 @@ flags.DEFINE_float("clip_gradient", 0.1, "Largest norm of the gradient of ELBO /
 flags.DEFINE_integer("num_draws", 100, "Draws a member to predict with.", lower_bound=1)
 flags.DEFINE_integer("num_members", 1, "Generators, from different starts.", lower_bound=1)
 flags.DEFINE_enum(
-    "member_weights", "even", mixture_utils.WEIGHTS, "How the members are mixed in the draws."
+    "member_weights", "even", mixtures.WEIGHTS, "How the members are mixed in the draws."
 )
 flags.DEFINE_integer(
     "num_elbo_draws", None, "Draws for the final ELBO on all data; 0 for none.", lower_bound=0
@@ -105,37 +106,47 @@ def main() -> None:
     if FLAGS.vi_checkpoint and (FLAGS.init_checkpoint or FLAGS.start == "prior"):
         raise UserError("vi_checkpoint is a start of its own: neither init_checkpoint nor prior.")
     log_joint, dataset = script_utils.load_problem(SETTINGS.get(FLAGS.dataset_name, GENERIC))
+    generator = make_generator(log_joint)
     if FLAGS.pretrain_epochs is None:
         FLAGS["pretrain_epochs"].value = FLAGS.num_epochs // 4
-    generator = make_generator(log_joint)
-    small = generator.num_weights <= generators.MLP_LIMIT
     if FLAGS.num_elbo_draws is None:
+        small = generator.num_weights <= generators.MLP_LIMIT
         FLAGS["num_elbo_draws"].value = 200 if small else 0
     if FLAGS.entropy is None:
         FLAGS["entropy"].value = implicit.default_estimator(generator)
+    if FLAGS.num_elbo_draws == 1:
+        raise UserError("One draw gives no error of the ELBO: num_elbo_draws must be 0 or above 1.")
     if FLAGS.member_weights == "elbo" and not FLAGS.num_elbo_draws:
         raise UserError("Weights by ELBO need its value: give num_elbo_draws.")
-    estimator = implicit.Estimator(
-        FLAGS.entropy, FLAGS.entropy_steps, FLAGS.entropy_probes, FLAGS.entropy_warm_start
-    )
-    # What training estimates by a bound may be affordable once, at the end.
-    exact = generator.latent_size <= implicit.EXACT_LIMIT
-    final_estimator = implicit.Estimator("exact") if exact else estimator
     epoch = num_minibatches(len(dataset.x_train), FLAGS.batch_size)
-    pretraining, optimizer = (
-        optim_utils.make_optimizer(
-            FLAGS.optimizer, FLAGS.init_step_size, max(epochs, 1) * epoch, FLAGS.momentum_decay
-        )
-        for epochs in (FLAGS.pretrain_epochs, FLAGS.num_epochs)
+    method = make_method(log_joint, generator, epoch)
+    script_utils.execute(
+        "implicit",
+        method,
+        log_joint,
+        dataset,
+        initial_params=initial_params(log_joint, dataset, epoch),
+        num_chains=FLAGS.num_members,
+        num_epochs=FLAGS.num_epochs,
+        eval_freq=FLAGS.eval_freq,
+        save_freq=FLAGS.save_freq,
+        num_draws=FLAGS.num_draws,
+        change_draws=functools.partial(final_draws, log_joint, dataset, generator, method),
     )
+
+
+def make_method(log_joint: LogJoint, generator: Generator, epoch: int) -> Method:
+    """Implicit VI as the flags describe it, with so many minibatches an epoch."""
+    optimizer = make_optimizer(FLAGS.num_epochs * epoch)
     if FLAGS.clip_gradient:
         optimizer = optax.chain(optax.clip_by_global_norm(FLAGS.clip_gradient), optimizer)
-    method = implicit.implicit(
+    mesh = parallel_utils.make_mesh(FLAGS.num_members)
+    return implicit.implicit(
         log_joint,
         optimizer,
         FLAGS.batch_size,
         generator=generator,
-        estimator=estimator,
+        estimator=make_estimator(),
         num_samples=FLAGS.num_samples,
         noise_scale=FLAGS.noise_scale,
         learn_noise_scale=FLAGS.learn_noise_scale,
@@ -145,61 +156,61 @@ def main() -> None:
         prior_weight=FLAGS.prior_weight,
         annealing_start=FLAGS.annealing_start,
         annealing_steps=round(FLAGS.annealing_epochs * epoch),
-        place=parallel_utils.draw_placement(
-            parallel_utils.make_mesh(FLAGS.num_members), FLAGS.num_samples
-        ),
+        place=parallel_utils.draw_placement(mesh, FLAGS.num_samples),
     )
 
-    def change_draws(state: State, draws: Params) -> Params:
-        """Members weighed, and draws refined, as the flags say."""
-        elbos = None
-        if FLAGS.num_elbo_draws:
-            elbos, errors = mixture_utils.member_elbos(
-                log_joint,
-                dataset,
-                generator,
-                final_estimator,
-                state.sampler,
-                FLAGS.seed,
-                FLAGS.num_elbo_draws,
-            )
-        weights = mixture_utils.mixture_weights(FLAGS.member_weights, elbos, FLAGS.num_members)
-        if elbos is not None:
-            print(mixture_utils.describe(elbos, errors, weights))
-            content = {"elbos": elbos, "errors": errors, "weights": weights}
-            path = pathlib.Path(FLAGS.dir) / "evidence.json"
-            write_json(path, {name: array.tolist() for name, array in content.items()})
+
+def make_optimizer(num_steps: int) -> optax.GradientTransformation:
+    """The optimizer of the flags, for so many minibatches."""
+    return optim_utils.make_optimizer(
+        FLAGS.optimizer, FLAGS.init_step_size, max(num_steps, 1), FLAGS.momentum_decay
+    )
+
+
+def make_estimator() -> implicit.Estimator:
+    """The estimator of the entropy that training uses."""
+    return implicit.Estimator(
+        FLAGS.entropy, FLAGS.entropy_steps, FLAGS.entropy_probes, FLAGS.entropy_warm_start
+    )
+
+
+def final_draws(
+    log_joint: LogJoint,
+    dataset: Dataset,
+    generator: Generator,
+    method: Method,
+    state: State,
+    draws: Params,
+) -> Params:
+    """The draws of the end: members' ELBOs told, members weighed, draws refined, by the flags."""
+    if FLAGS.num_elbo_draws:
+        # What training estimates by a bound may be affordable once, at the end.
+        exact = generator.latent_size <= implicit.EXACT_LIMIT
+        estimator = implicit.Estimator("exact") if exact else make_estimator()
+        arguments = (log_joint, dataset, generator, estimator, state.sampler)
+        elbos, errors = mixture_utils.member_elbos(*arguments, FLAGS.seed, FLAGS.num_elbo_draws)
+        weights = mixtures.weigh(FLAGS.member_weights, elbos)
+        print(mixture_utils.describe(elbos, errors, weights))
+        content = {"elbos": elbos, "errors": errors, "weights": weights}
+        path = pathlib.Path(FLAGS.dir) / "evidence.json"
+        write_json(path, {name: array.tolist() for name, array in content.items()})
         if FLAGS.member_weights != "even":
             draws = mixture_utils.mixture_draws(method, state, weights, FLAGS.num_draws, FLAGS.seed)
-        if not FLAGS.refine_iterations:
-            return draws
-        return refine_utils.refine(
-            log_joint,
-            dataset,
-            draws,
-            seed=FLAGS.seed,
-            num_iterations=FLAGS.refine_iterations,
-            step_size=FLAGS.refine_step_size,
-            trajectory_len=FLAGS.refine_trajectory_len,
-        )
-
-    script_utils.execute(
-        "implicit",
-        method,
+    if not FLAGS.refine_iterations:
+        return draws
+    return refine_utils.refine(
         log_joint,
         dataset,
-        initial_params=initial_params(log_joint, dataset, pretraining),
-        num_chains=FLAGS.num_members,
-        num_epochs=FLAGS.num_epochs,
-        eval_freq=FLAGS.eval_freq,
-        save_freq=FLAGS.save_freq,
-        num_draws=FLAGS.num_draws,
-        change_draws=change_draws,
+        draws,
+        seed=FLAGS.seed,
+        num_iterations=FLAGS.refine_iterations,
+        step_size=FLAGS.refine_step_size,
+        trajectory_len=FLAGS.refine_trajectory_len,
     )
 
 
 def initial_params(
-    log_joint: LogJoint, dataset: Dataset, optimizer: optax.GradientTransformation
+    log_joint: LogJoint, dataset: Dataset, epoch: int
 ) -> Params | vi.VariationalParams | None:
     """Where the members start: parameters, or the mean-field posterior of a run_vi.py run."""
     members = FLAGS.num_members
@@ -217,7 +228,7 @@ def initial_params(
         return None
     print(f"Pretraining: {members} MAP solution(s), {FLAGS.pretrain_epochs} epochs.", flush=True)
     return script_utils.pretrain(
-        sgd.sgd(log_joint, optimizer, FLAGS.batch_size),
+        sgd.sgd(log_joint, make_optimizer(FLAGS.pretrain_epochs * epoch), FLAGS.batch_size),
         log_joint,
         dataset,
         num_chains=members,

@@ -1,25 +1,11 @@
-"""Several implicit posteriors as one: q(w) = sum_k pi_k q_k(w), its ELBO and its draws.
-
-Of the mixture's entropy only bounds are known,
-
-    sum_k pi_k H[q_k]  <=  H[q]  <=  sum_k pi_k H[q_k] + H[pi],
-
-the upper one attained where members do not overlap. Hence, with L_k the members' ELBOs,
-
-    sum_k pi_k L_k  <=  ELBO(q)  <=  sum_k pi_k L_k + H[pi],
-
-and if members do not overlap, pi_k in proportion to exp(L_k) gives the highest ELBO, log sum_k
-exp(L_k). (The L_k have themselves the linearisation of their entropies, see `core.implicit`.)
-"""
+"""Several implicit posteriors as one, see `core.mixtures`: their ELBOs on all data, and draws."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import softmax
 
-from core import implicit
+from core import implicit, mixtures
 from core.data import Data
-from core.errors import UserError
 from core.generators import Generator
 from core.log_joint import LogJoint
 from core.method import Method, State
@@ -27,7 +13,6 @@ from core.trees import Params
 from utils import chain_utils, parallel_utils
 from utils.data_utils import Dataset
 
-WEIGHTS = ("even", "elbo")
 DRAWS_AT_ONCE = 50
 
 
@@ -77,27 +62,11 @@ def describe(elbos: np.ndarray, errors: np.ndarray, weights: np.ndarray) -> str:
     each = ", ".join(f"{v:.2f} (error {e:.2f})" for v, e in zip(elbos, errors, strict=True))
     if len(elbos) == 1:
         return f"ELBO: {each}."
-    lower, upper = elbo_bounds(elbos, weights)
+    lower, upper = mixtures.elbo_bounds(elbos, weights)
     return (
         f"ELBOs of the members: {each}. The mixture's is between {lower:.2f} and {upper:.2f}, the "
         "latter if members do not overlap."
     )
-
-
-def elbo_bounds(elbos: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Bounds of the mixture's ELBO for weights pi, (members,)."""
-    lower = float(weights @ elbos)
-    positive = weights[weights > 0]
-    return lower, lower - float(positive @ np.log(positive))
-
-
-def mixture_weights(kind: str, elbos: np.ndarray | None, members: int) -> np.ndarray:
-    """pi, (members,): all equal, or in proportion to exp(ELBO)."""
-    if kind == "even":
-        return np.full(members, 1 / members)
-    if elbos is None:
-        raise UserError("Weights by ELBO need its value: give num_elbo_draws.")
-    return softmax(elbos)
 
 
 def mixture_draws(
