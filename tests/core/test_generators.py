@@ -54,8 +54,7 @@ def test_a_matrix_generator_has_the_parameters_of_its_layers():
 
 
 @pytest.mark.parametrize("description", DESCRIPTIONS, ids=str)
-def test_output_has_the_parameters_structure_and_starts_as_told(description):
-    """Around the centre, spread as told within a factor: one network's random layers are few."""
+def test_output_has_the_parameters_structure_and_starts_around_the_centre(description):
     center = jax.tree.map(lambda leaf: leaf + 3.0, convolutional_params())
     center["conv"]["b"] = center["conv"]["b"] - 5
     spread = jax.tree.map(lambda leaf: jnp.array(0.05), center)
@@ -68,8 +67,29 @@ def test_output_has_the_parameters_structure_and_starts_as_told(description):
         assert leaf.shape[1:] == middle.shape
         np.testing.assert_allclose(leaf.mean(axis=0), middle, atol=0.2)
         assert float(leaf.std(axis=0).min()) > 0  # every weight moves
-    roots = [float(jnp.sqrt(jnp.mean(leaf.var(axis=0)))) for leaf in jax.tree.leaves(draws)]
-    assert 0.05 / 3 < np.exp(np.mean(np.log(roots))) < 0.05 * 3
+
+
+@pytest.mark.parametrize("description", DESCRIPTIONS, ids=str)
+def test_the_first_draws_are_spread_as_told(description):
+    """Over z and many starts, E[(g(z) - centre)^2] = spread^2.
+
+    4,000 starts leave 3 % of noise in each mean square. Behind several matrix layers inputs are not
+    normal, and activations lose a quarter of it, so 30 % is asked for.
+    """
+    center = convolutional_params()
+    spread = trees.map_with_name(
+        lambda name, leaf: jnp.array(0.5 if "conv" in name else 0.1), center
+    )
+    generator = generators.make_generator(description, center)
+
+    def square(key):
+        params = generator.init(jax.random.fold_in(key, 0), center, spread)
+        made = generator.apply(params, jax.random.normal(key, (generator.latent_size,)))
+        return jax.tree.map(lambda w, c: jnp.mean((w - c) ** 2), made, center)
+
+    squares = jax.jit(jax.vmap(square))(jax.random.split(jax.random.key(0), 4000))
+    for found, told in zip(jax.tree.leaves(squares), jax.tree.leaves(spread), strict=True):
+        np.testing.assert_allclose(np.mean(found), told**2, rtol=0.3)
 
 
 def test_without_hidden_layers_it_is_linear():
