@@ -353,6 +353,8 @@ def test_starting_from_mean_field():
         log_joint, optimizer, ROWS, generator=generator, num_samples=8, init_spread=0.3
     )
     state = method.init(jax.random.key(0), start)
+    noise = np.exp(jax.tree.leaves(state.sampler.log_scale)[0][..., 0])
+    np.testing.assert_allclose(noise, deviations * math.sqrt(1 - 0.3**2), rtol=1e-5)
     draws = np.asarray(jax.tree.leaves(method.draw(state, jax.random.key(1), 4000))[0])[..., 0]
     np.testing.assert_allclose(draws.mean(axis=0), mean, atol=5 * deviations.max() / 60)
     np.testing.assert_allclose(draws.std(axis=0), deviations, rtol=0.2)
