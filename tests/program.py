@@ -35,8 +35,11 @@ def start(script, *flags):
 
 def run(script, *flags):
     """Exit code, standard output and standard error."""
-    process = start(script, *flags)
-    out, err = process.communicate(timeout=300)
+    with start(script, *flags) as process:
+        try:
+            out, err = process.communicate(timeout=600)
+        finally:
+            process.kill()  # a program that has ended does not mind
     return process.returncode, out, err
 
 
