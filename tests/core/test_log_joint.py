@@ -194,3 +194,22 @@ def test_refusals():
         num_minibatches(10, 11)
     with pytest.raises(UserError, match="23 rows of inputs but 22"):
         make_data(INPUTS, TARGETS[:-1])
+
+
+def test_expected_log_prior():
+    """Of a quadratic function E f(m + s e) = (f(m + s) + f(m - s)) / 2, by groups of weights."""
+    prior = make_prior(0.8, groups=[("w$", 3.0)])
+    log_joint = make_log_joint(network, INPUTS, prior, gaussian(0.3, learn_noise=True))
+    mean = log_joint.init(jax.random.key(0))
+    scale = jax.tree.map(lambda leaf: 0.1 + jnp.abs(jnp.sin(leaf + 1)), mean)
+    scale["likelihood"] = jax.tree.map(jnp.zeros_like, mean["likelihood"])
+    ends = [
+        log_joint.log_prior(jax.tree.map(lambda m, s: m + sign * s, mean, scale))  # noqa: B023
+        for sign in (1, -1)
+    ]
+    found = log_joint.expected_log_prior(mean, scale, mean)
+    np.testing.assert_allclose(found, (ends[0] + ends[1]) / 2, rtol=1e-6)
+    drawn = jax.tree.map(lambda m, s: m + s, mean, scale)
+    other = make_log_joint(network, INPUTS, make_prior(0.8, "laplace"), gaussian(0.3))
+    weights = {name: leaf for name, leaf in drawn.items() if name != "likelihood"}
+    assert other.expected_log_prior(mean, scale, weights) == other.log_prior(weights)
