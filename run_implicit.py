@@ -35,12 +35,17 @@ from utils.logging_utils import write_json
 
 FLAGS = flags.FLAGS
 
-GENERIC: cmd_args_utils.Settings = {"optimizer": "Adam", "init_step_size": 1e-3}
+GENERIC: cmd_args_utils.Settings = {
+    "optimizer": "Adam",
+    "init_step_size": 1e-3,
+    "pretrain_starts": 1,
+}
 SETTINGS: dict[str, cmd_args_utils.Settings] = {
     "toy_regression": GENERIC
     | {
         "num_epochs": 10_000,
         "pretrain_epochs": 3000,
+        "pretrain_starts": 20,
         "init_step_size": 1e-2,
         "eval_freq": 2000,
         "save_freq": 5000,
@@ -65,6 +70,9 @@ flags.DEFINE_enum("start", "network", implicit.STARTS, "Where the generator's dr
 flags.DEFINE_float("init_spread", 0.02, "Spread of the first draws, relative to the weights.")
 flags.DEFINE_integer(
     "pretrain_epochs", None, "Epochs of MAP training before, unless a start is given."
+)
+flags.DEFINE_integer(
+    "pretrain_starts", None, "MAP solutions, of which the best starts a member.", lower_bound=1
 )
 flags.DEFINE_string("vi_checkpoint", None, "Folder of a run_vi.py run to start from.")
 flags.DEFINE_float("entropy_weight", 1.0, "Factor of the entropy; 1 for the ELBO.")
@@ -226,12 +234,17 @@ def initial_params(
     resumed = FLAGS.dir and any(pathlib.Path(FLAGS.dir).glob("checkpoints/*"))
     if FLAGS.start == "prior" or not FLAGS.pretrain_epochs or resumed:
         return None
-    print(f"Pretraining: {members} MAP solution(s), {FLAGS.pretrain_epochs} epochs.", flush=True)
+    starts = FLAGS.pretrain_starts
+    print(
+        f"Pretraining: {members * starts} MAP solution(s), {FLAGS.pretrain_epochs} epochs.",
+        flush=True,
+    )
     return script_utils.pretrain(
         sgd.sgd(log_joint, make_optimizer(FLAGS.pretrain_epochs * epoch), FLAGS.batch_size),
         log_joint,
         dataset,
         num_chains=members,
+        num_starts=starts,
         num_epochs=FLAGS.pretrain_epochs,
     )
 

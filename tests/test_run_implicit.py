@@ -15,7 +15,7 @@ MANY = [
     *("--num_members=2", "--member_weights=elbo", "--num_draws=4", "--num_elbo_draws=20"),
     *("--generator=configs/toy.yaml", "--entropy=lanczos", "--refine_iterations=2"),
     *("--refine_step_size=1e-3", "--refine_trajectory_len=0.02", "--annealing_epochs=10"),
-    "--clip_gradient=1",
+    *("--clip_gradient=1", "--pretrain_starts=3"),
 ]
 
 
@@ -36,7 +36,7 @@ def whole(tmp_path_factory):
 def test_a_run_says_what_it_does(whole):
     directory, out = whole
     assert "17,535 parameters for 105 weights" in out
-    assert "Pretraining: 2 MAP solution(s), 50 epochs." in out
+    assert "Pretraining: 6 MAP solution(s), 50 epochs." in out
     assert "The mixture's is between" in out
     assert "Refinement 2/2" in out
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]

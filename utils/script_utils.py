@@ -189,21 +189,33 @@ def initial_params(log_joint: LogJoint, num_chains: int, path: str | None) -> Pa
 
 
 def pretrain(
-    method: Method, log_joint: LogJoint, dataset: Dataset, *, num_chains: int, num_epochs: int
+    method: Method,
+    log_joint: LogJoint,
+    dataset: Dataset,
+    *,
+    num_chains: int,
+    num_starts: int,
+    num_epochs: int,
 ) -> Params:
-    """Parameters to start from, (num_chains, ...): those a method has at the end of its epochs."""
+    """Parameters to start from, (num_chains, ...): those a method has at the end of its epochs.
+
+    Each chain gets the best of `num_starts`, by the log-joint that its last epoch has met.
+    """
+    total = num_chains * num_starts
     program, data = chain_utils.compile_stage(
-        log_joint, dataset, method, FLAGS.seed, num_chains, chain_utils.PRETRAIN
+        log_joint, dataset, method, FLAGS.seed, total, chain_utils.PRETRAIN
     )
     keys = jax.vmap(
         lambda chain: chain_utils.chain_key(FLAGS.seed, chain_utils.PRETRAIN_INIT, 0, chain)
-    )(np.arange(num_chains))
-    state, _, finite = program.run(
+    )(np.arange(total))
+    state, info, finite = program.run(
         program.init(jax.vmap(log_joint.init)(keys)), data, 0, num_epochs
     )
     if not finite:
         raise DivergedError("Pretraining met a number that is not finite; lower init_step_size.")
-    return parallel_utils.to_host(state.params)
+    values = np.asarray(info["log_joint"]).reshape(num_chains, num_starts, -1).mean(axis=2)
+    best = values.argmax(axis=1) + num_starts * np.arange(num_chains)
+    return jax.tree.map(lambda leaf: leaf[best], parallel_utils.to_host(state.params))
 
 
 def execute(

@@ -44,8 +44,11 @@ def close(found, expected):
     )
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
-@pytest.mark.parametrize("axes", LAYERS)
+@pytest.mark.parametrize(
+    ("axes", "name"),
+    [(2, name) for name in GEOMETRIES]
+    + [(axes, name) for axes in (1, 3) for name in ("rate and stride", "more padding than kernel")],
+)
 def test_gradients_are_those_of_jax(axes, name):
     shape = (5, *(8, 7, 6)[:axes], 2)
     found, expected = (
