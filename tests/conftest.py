@@ -35,3 +35,8 @@ def shared_data() -> pathlib.Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"real data sets are not beside the project ({SHARED_DATA} is absent)")
     return SHARED_DATA
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of script tests first: they take longest, and would leave a worker alone at the end."""
+    items.sort(key=lambda item: not item.path.name.startswith("test_run_"))

@@ -105,6 +105,7 @@ def test_ctrl_c_in_a_long_trajectory_stops_within_seconds(tmp_path):
     assert list(directory.glob("checkpoints/*.safetensors"))
 
 
+@pytest.mark.slow  # starts from a checkpoint are shown on run_sgd.py every time
 def test_chains_start_from_the_members_of_an_ensemble_and_fixed_parameters_stay(tmp_path):
     ensemble = tmp_path / "ensemble"
     code, _, err = program.run(

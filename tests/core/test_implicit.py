@@ -411,7 +411,7 @@ def test_mistakes_are_sentences(settings, sentence):
 
 def test_devices_share_the_draws_of_a_step():
     """Two for each of two members: the same result as if each did all draws, for half the work."""
-    log_joint, members = build(mlp), 2
+    log_joint, members = build(), 2
     mesh = parallel_utils.make_mesh(members)
     assert mesh.shape["data"] == 2
     data = parallel_utils.place_data(INPUTS, TARGETS, mesh)
@@ -420,6 +420,7 @@ def test_devices_share_the_draws_of_a_step():
     for place in (parallel_utils.draw_placement(mesh, 4), lambda array: array):
         method = implicit.implicit(
             log_joint,
+            optax.sgd(1e-3),
             batch_size=ROWS,
             generator=generator,
             num_samples=4,
