@@ -15,6 +15,7 @@ family contains mean-field VI (constant g) and Gaussians of covariance J J^T + d
 with a small fixed s, D - d directions of the weights have next to no spread.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,14 +25,13 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from core import generators, jacobian, trees, vi
+from core import generators, jacobian, noise, trees, vi
 from core.data import Data
 from core.errors import UserError, unknown_name
 from core.generators import Generator
 from core.jacobian import LogDet
 from core.log_joint import LogJoint
 from core.method import Info, Method, minibatch_epoch, optimize, repeat
-from core.noise import normal_like
 from core.trees import Params
 
 ESTIMATORS = ("exact", "singular_value", "lanczos")
@@ -140,8 +140,8 @@ def evidence_terms(
             return jacobian.lanczos(function, z, scales, start, num_steps=steps), None
         return jacobian.singular_value(function, z, scales, start, num_steps=steps)
 
-    def sample(z: jax.Array, noise: jax.Array, start: jax.Array | None) -> tuple:
-        mean, scale, drawn = _weights(generator, sampler, z, noise)
+    def sample(z: jax.Array, e: jax.Array, start: jax.Array | None) -> tuple:
+        mean, scale, drawn = _weights(generator, sampler, z, e)
         log_likelihood = log_joint.log_likelihood(trees.merge(drawn, sampler.point), data)
         log_prior = log_joint.expected_log_prior(mean, scale, drawn)
         log_det, end = half_log_det(z, start)
@@ -150,13 +150,14 @@ def evidence_terms(
         return Terms(*tempered, entropy, log_det), end
 
     draw_key, start_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
-    z, noise = _split(generator, normal_like(draw_key, _empty(generator, sampler, num_samples)))
+    normal = functools.partial(noise.normal_like, draw_key)
+    z, e = _latents(generator, sampler, num_samples, normal)
     if estimator.name == "lanczos":
         signs = jacobian.sign_probes(start_key, num_samples * estimator.num_probes, z[0])
         vectors = signs.reshape(num_samples, estimator.num_probes, -1)
     elif estimator.name == "singular_value" and vectors is None:
         vectors = jax.random.normal(start_key, z.shape, z.dtype)
-    return jax.vmap(sample)(*jax.tree.map(place, (z, noise, vectors)))
+    return jax.vmap(sample)(*jax.tree.map(place, (z, e, vectors)))
 
 
 def default_estimator(generator: Generator) -> str:
@@ -290,26 +291,32 @@ def implicit(
         return minibatch_epoch(update, state, data, rng_key, batch_size)
 
     def draw(state: ImplicitState, rng_key: jax.Array, num_draws: int) -> Params:
-        empty = _empty(generator, state.sampler, num_draws)
-        z, noise = _split(generator, jax.random.normal(rng_key, empty.shape, empty.dtype))
-        drawn = jax.vmap(lambda z, e: _weights(generator, state.sampler, z, e)[2])(z, noise)
+        normal = functools.partial(trees.normal_like, rng_key)
+        latents = _latents(generator, state.sampler, num_draws, normal)
+        drawn = jax.vmap(lambda z, e: _weights(generator, state.sampler, z, e)[2])(*latents)
         return trees.merge(drawn, repeat(state.sampler.point, num_draws))
 
     return Method(init, step, draw)
 
 
-def _empty(generator: Generator, sampler: Sampler, num_draws: int) -> jax.Array:
+def _latents(
+    generator: Generator,
+    sampler: Sampler,
+    num_draws: int,
+    normal: Callable[[jax.Array], jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """z (draws, d) and e (draws, D): parts of one array, since each draw takes time to compile.
+
+    `normal` gives values in the shape of an array: for posterior draws standard normal ones, in
+    training those of `core.noise`, of the same moments, which cost a fraction.
+    """
     shape = (num_draws, generator.latent_size + generator.num_weights)
-    return jnp.zeros(shape, jax.tree.leaves(sampler.log_scale)[0].dtype)
-
-
-def _split(generator: Generator, both: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """z (draws, d) and e (draws, D), of which one array is drawn: each takes time to compile."""
+    both = normal(jnp.zeros(shape, jax.tree.leaves(sampler.log_scale)[0].dtype))
     return both[:, : generator.latent_size], both[:, generator.latent_size :]
 
 
 def _weights(
-    generator: Generator, sampler: Sampler, z: jax.Array, noise: jax.Array
+    generator: Generator, sampler: Sampler, z: jax.Array, e: jax.Array
 ) -> tuple[Params, Params, Params]:
     """g(z), s and w = g(z) + s * e."""
     mean = generator.apply(sampler.generator, z)
@@ -317,7 +324,7 @@ def _weights(
         lambda log_s, m: jnp.broadcast_to(jnp.exp(log_s), m.shape), sampler.log_scale, mean
     )
     _, unravel = ravel_pytree(mean)
-    return mean, scale, jax.tree.map(lambda m, s, e: m + s * e, mean, scale, unravel(noise))
+    return mean, scale, jax.tree.map(lambda m, s, e: m + s * e, mean, scale, unravel(e))
 
 
 def _start(

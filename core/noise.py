@@ -1,6 +1,6 @@
 """Normal numbers for samplers that need one a parameter at every step.
 
-`jax.random.normal` costs as much as a gradient of a small network: 10 to 60 ns a number on a CPU.
+`jax.random.normal` costs as much as a gradient of a small network: 9 to 18 ns a number on a CPU.
 Stochastic samplers do not need that much of a number. A discretisation of Langevin dynamics whose
 error is O(eps^p) keeps that order with any noise that has the first 2p + 1 moments of the normal
 law (Milstein & Tretyakov 2004, chapter 2), and these samplers have p = 1, SGHMC 2 at full batches.
