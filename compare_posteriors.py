@@ -9,9 +9,10 @@ import pathlib
 
 from absl import flags
 
-from core.errors import UserError
-from utils import cmd_args_utils, comparison_report, prediction_files, run_folders, script_utils
-from utils.run_folders import Predictive
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils import cmd_args_utils, script_utils
+from haiku_posteriors.utils.report import comparison, prediction_files, run_folders
+from haiku_posteriors.utils.report.run_folders import Predictive
 
 FLAGS = flags.FLAGS
 
@@ -54,7 +55,7 @@ def main() -> None:
             prediction_files.with_targets(p, labels) if p.targets is None else p for p in opened
         ]
     directory = pathlib.Path(FLAGS.dir or "runs/comparison")
-    comparison_report.write(directory, opened[0], opened[1:])
+    comparison.write(directory, opened[0], opened[1:])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ import pathlib
 
 from absl import flags
 
-from core.errors import UserError
-from utils import cmd_args_utils, run_folders, script_utils, uncertainty_report
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils import cmd_args_utils, script_utils
+from haiku_posteriors.utils.report import run_folders, uncertainty
 
 FLAGS = flags.FLAGS
 
@@ -38,12 +39,12 @@ def main() -> None:
     evaluations, notes = [], []
     for run in run_folders.distinct_names(runs):
         print(f"Evaluating {run.path} ...", flush=True)
-        evaluation, sentences = uncertainty_report.evaluate(
+        evaluation, sentences = uncertainty.evaluate(
             run, FLAGS.ood_sets, FLAGS.num_draws, FLAGS.num_rows
         )
         evaluations.append(evaluation)
         notes += [sentence for sentence in sentences if sentence not in notes]
-    uncertainty_report.write(directory, evaluations, notes)
+    uncertainty.write(directory, evaluations, notes)
 
 
 if __name__ == "__main__":

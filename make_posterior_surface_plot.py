@@ -10,18 +10,13 @@ import jax
 import numpy as np
 from absl import flags
 
-from core import surface
-from core.errors import UserError
-from core.log_joint import LogJoint
-from core.trees import Params
-from utils import (
-    checkpoint_utils,
-    cmd_args_utils,
-    parallel_utils,
-    run_folders,
-    script_utils,
-    surface_plots,
-)
+from haiku_posteriors.core import surface
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, devices, script_utils
+from haiku_posteriors.utils.plots.surface import draw_surfaces
+from haiku_posteriors.utils.report import run_folders
 
 FLAGS = flags.FLAGS
 
@@ -78,10 +73,8 @@ def main() -> None:
     first = np.linspace(FLAGS.limit_left, FLAGS.limit_right, FLAGS.grid_size)
     second = np.linspace(FLAGS.limit_bottom, FLAGS.limit_top, FLAGS.grid_size)
     grid = np.stack(np.meshgrid(first, second), axis=-1)
-    mesh = parallel_utils.make_mesh(1)
-    data = parallel_utils.place_data(
-        dataset.x_train, dataset.y_train, mesh, log_joint.num_microbatches
-    )
+    mesh = devices.make_mesh(1)
+    data = devices.place_data(dataset.x_train, dataset.y_train, mesh, log_joint.num_microbatches)
     log_prior, log_likelihood = (
         values.reshape(grid.shape[:2])
         for values in surface.evaluate(
@@ -104,7 +97,7 @@ def main() -> None:
     )
     pictures = [directory / f"surface.{kind}" for kind in ("png", "pdf")[: 1 + FLAGS.pdf]]
     for path in pictures:
-        surface_plots.surfaces(path, surfaces, first, second, plane.points, plane.lengths)
+        draw_surfaces(path, surfaces, first, second, plane.points, plane.lengths)
     print(f"Points at {plane.points.round(3).tolist()}, in units of {plane.lengths.round(3)}.")
     print(f"Pictures: {', '.join(map(str, pictures))}; numbers: {directory / 'surface.npz'}")
 

@@ -7,10 +7,11 @@ python run_hmc.py --init_checkpoint=runs/sgd/my_ensemble  one chain from each me
 
 from absl import flags
 
-from core import hmc
-from core.errors import UserError
-from utils import cmd_args_utils, diagnostics_utils, script_utils
-from utils.logging_utils import Ticker
+from haiku_posteriors.core import hmc
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils import cmd_args_utils, script_utils
+from haiku_posteriors.utils.logging_utils import Ticker
+from haiku_posteriors.utils.report import chain_diagnostics
 
 FLAGS = flags.FLAGS
 
@@ -76,7 +77,7 @@ def main() -> None:
         ticker=ticker,
         unit="iteration",
     )
-    diagnostics_utils.report_hmc(directory, result, burn_in)
+    chain_diagnostics.report_hmc(directory, result, burn_in)
 
 
 if __name__ == "__main__":

@@ -13,25 +13,24 @@ import jax
 import optax
 from absl import flags
 
-from core import generators, implicit, mixtures, sgd, vi
-from core.data import num_minibatches
-from core.errors import UserError
-from core.generators import Generator
-from core.log_joint import LogJoint
-from core.method import Method, State
-from core.trees import Params
-from utils import (
+from haiku_posteriors.core import sgd, vi
+from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.implicit import generators, implicit_vi, mixtures
+from haiku_posteriors.core.implicit.generators import Generator
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Method, State
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import (
     checkpoint_utils,
     cmd_args_utils,
-    generator_utils,
-    mixture_utils,
+    devices,
     optim_utils,
-    parallel_utils,
-    refine_utils,
     script_utils,
 )
-from utils.data_utils import Dataset
-from utils.logging_utils import write_json
+from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.logging_utils import write_json
+from haiku_posteriors.utils.stages import generator_files, mixture, refine
 
 FLAGS = flags.FLAGS
 
@@ -58,7 +57,7 @@ flags.adopt_module_key_flags(cmd_args_utils)
 flags.DEFINE_string("generator", "auto", "'auto', or a YAML file as in configs/.")
 flags.DEFINE_integer("max_generator_parameters", None, "Size budget of --generator=auto.")
 flags.DEFINE_enum(
-    "entropy", None, implicit.ESTIMATORS, "Estimator; exact or, for large latents, lanczos."
+    "entropy", None, implicit_vi.ESTIMATORS, "Estimator; exact or, for large latents, lanczos."
 )
 flags.DEFINE_integer("entropy_steps", 20, "Steps of lanczos or singular_value.", lower_bound=1)
 flags.DEFINE_integer("entropy_probes", 1, "Probes of lanczos for each draw.", lower_bound=1)
@@ -66,7 +65,7 @@ flags.DEFINE_bool("entropy_warm_start", False, "singular_value: start from the l
 flags.DEFINE_integer("num_samples", 8, "Draws of the latent a minibatch.", lower_bound=1)
 flags.DEFINE_float("noise_scale", 1e-2, "Noise beside the generator; at the start if learned.")
 flags.DEFINE_bool("learn_noise_scale", True, "Learn the noise scale of every weight.")
-flags.DEFINE_enum("start", "network", implicit.STARTS, "Where the generator's draws begin.")
+flags.DEFINE_enum("start", "network", implicit_vi.STARTS, "Where the generator's draws begin.")
 flags.DEFINE_float("init_spread", 0.02, "Spread of the first draws, relative to the weights.")
 flags.DEFINE_integer(
     "pretrain_epochs", None, "Epochs of MAP training before, unless a start is given."
@@ -100,7 +99,7 @@ flags.DEFINE_float("refine_trajectory_len", None, "Trajectory length of these; a
 def make_generator(log_joint: LogJoint) -> Generator:
     """The generator that the flags describe; says what it is."""
     shapes = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
-    description = generator_utils.describe(FLAGS.generator, shapes, FLAGS.max_generator_parameters)
+    description = generator_files.describe(FLAGS.generator, shapes, FLAGS.max_generator_parameters)
     generator = generators.make_generator(description, shapes)
     print(
         f"Generator: {description}, {generators.num_parameters(generator, shapes):,} parameters "
@@ -121,7 +120,7 @@ def main() -> None:
         small = generator.num_weights <= generators.MLP_LIMIT
         FLAGS["num_elbo_draws"].value = 200 if small else 0
     if FLAGS.entropy is None:
-        FLAGS["entropy"].value = implicit.default_estimator(generator)
+        FLAGS["entropy"].value = implicit_vi.default_estimator(generator)
     if FLAGS.num_elbo_draws == 1:
         raise UserError("One draw gives no error of the ELBO: num_elbo_draws must be 0 or above 1.")
     if FLAGS.member_weights == "elbo" and not FLAGS.num_elbo_draws:
@@ -148,8 +147,8 @@ def make_method(log_joint: LogJoint, generator: Generator, epoch: int) -> Method
     optimizer = make_optimizer(FLAGS.num_epochs * epoch)
     if FLAGS.clip_gradient:
         optimizer = optax.chain(optax.clip_by_global_norm(FLAGS.clip_gradient), optimizer)
-    mesh = parallel_utils.make_mesh(FLAGS.num_members)
-    return implicit.implicit(
+    mesh = devices.make_mesh(FLAGS.num_members)
+    return implicit_vi.implicit(
         log_joint,
         optimizer,
         FLAGS.batch_size,
@@ -164,7 +163,7 @@ def make_method(log_joint: LogJoint, generator: Generator, epoch: int) -> Method
         prior_weight=FLAGS.prior_weight,
         annealing_start=FLAGS.annealing_start,
         annealing_steps=round(FLAGS.annealing_epochs * epoch),
-        place=parallel_utils.draw_placement(mesh, FLAGS.num_samples),
+        place=devices.draw_placement(mesh, FLAGS.num_samples),
     )
 
 
@@ -175,9 +174,9 @@ def make_optimizer(num_steps: int) -> optax.GradientTransformation:
     )
 
 
-def make_estimator() -> implicit.Estimator:
+def make_estimator() -> implicit_vi.Estimator:
     """The estimator of the entropy that training uses."""
-    return implicit.Estimator(
+    return implicit_vi.Estimator(
         FLAGS.entropy, FLAGS.entropy_steps, FLAGS.entropy_probes, FLAGS.entropy_warm_start
     )
 
@@ -193,20 +192,20 @@ def final_draws(
     """The draws of the end: members' ELBOs told, members weighed, draws refined, by the flags."""
     if FLAGS.num_elbo_draws:
         # What training estimates by a bound may be affordable once, at the end.
-        exact = generator.latent_size <= implicit.EXACT_LIMIT
-        estimator = implicit.Estimator("exact") if exact else make_estimator()
+        exact = generator.latent_size <= implicit_vi.EXACT_LIMIT
+        estimator = implicit_vi.Estimator("exact") if exact else make_estimator()
         arguments = (log_joint, dataset, generator, estimator, state.sampler)
-        elbos, errors = mixture_utils.member_elbos(*arguments, FLAGS.seed, FLAGS.num_elbo_draws)
+        elbos, errors = mixture.member_elbos(*arguments, FLAGS.seed, FLAGS.num_elbo_draws)
         weights = mixtures.weigh(FLAGS.member_weights, elbos)
-        print(mixture_utils.describe(elbos, errors, weights))
+        print(mixture.describe(elbos, errors, weights))
         content = {"elbos": elbos, "errors": errors, "weights": weights}
         path = pathlib.Path(FLAGS.dir) / "evidence.json"
         write_json(path, {name: array.tolist() for name, array in content.items()})
         if FLAGS.member_weights != "even":
-            draws = mixture_utils.mixture_draws(method, state, weights, FLAGS.num_draws, FLAGS.seed)
+            draws = mixture.mixture_draws(method, state, weights, FLAGS.num_draws, FLAGS.seed)
     if not FLAGS.refine_iterations:
         return draws
-    return refine_utils.refine(
+    return refine.refine(
         log_joint,
         dataset,
         draws,

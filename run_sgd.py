@@ -7,9 +7,9 @@ python run_sgd.py --dataset_name=digits --model_name=mlp_classification
 
 from absl import flags
 
-from core import sgd
-from core.data import num_minibatches
-from utils import cmd_args_utils, optim_utils, script_utils
+from haiku_posteriors.core import sgd
+from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.utils import cmd_args_utils, optim_utils, script_utils
 
 FLAGS = flags.FLAGS
 

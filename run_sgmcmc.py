@@ -11,10 +11,12 @@ import re
 import optax
 from absl import flags
 
-from core import sgmcmc
-from core.data import num_minibatches
-from core.errors import UserError
-from utils import cmd_args_utils, data_uci, diagnostics_utils, script_utils
+from haiku_posteriors.core import sgmcmc
+from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils import cmd_args_utils, script_utils
+from haiku_posteriors.utils.datasets import uci
+from haiku_posteriors.utils.report import chain_diagnostics
 
 FLAGS = flags.FLAGS
 
@@ -131,7 +133,7 @@ def default_settings() -> cmd_args_utils.Settings:
     """What flags that were not given default to, seen what was."""
     settings = SETTINGS.get(FLAGS.dataset_name, GENERIC)
     split = re.fullmatch(r"(\w+)_\d+", FLAGS.dataset_name)
-    if split and data_uci.uci_name(split[1]) in UCI_SETS:
+    if split and uci.uci_name(split[1]) in UCI_SETS:
         settings = UCI
     if FLAGS.init_step_size is not None:
         # A step size of the user's is in the plain sampler's units, unless they say otherwise.
@@ -204,7 +206,7 @@ def main() -> None:
         save_freq=FLAGS.save_freq,
         collects=lambda done: sgmcmc.collects(done, burn_in, period),
     )
-    diagnostics_utils.report_sampler(directory, result)
+    chain_diagnostics.report_sampler(directory, result)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from core import dropout, interception, sgd, vi
-from core.data import num_minibatches
-from core.errors import UserError
-from core.log_joint import LogJoint
-from core.method import Method
-from utils import cmd_args_utils, optim_utils, script_utils
-from utils.data_utils import Dataset
-from utils.train_utils import RunResult
+from haiku_posteriors.core import dropout, sgd, vi
+from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.networks import noisy_layers
+from haiku_posteriors.utils import cmd_args_utils, optim_utils, script_utils
+from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.train_utils import RunResult
 
 FLAGS = flags.FLAGS
 
@@ -109,7 +110,7 @@ def make_method(log_joint: LogJoint, dataset: Dataset) -> Method:
         learn_prior_scale=None if FLAGS.learn_prior_scale == "None" else FLAGS.learn_prior_scale,
     )
     if FLAGS.vi_estimator != "reparameterization":
-        covered, drawn = interception.covered_parameters(
+        covered, drawn = noisy_layers.covered_parameters(
             log_joint, jnp.asarray(dataset.x_train[:1]), FLAGS.vi_estimator
         )
         by_weight = f"; drawn as weights: {', '.join(drawn)}" if drawn else ""

@@ -26,7 +26,7 @@ from scipy.optimize import linear_sum_assignment
 from tabulate import tabulate
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from utils import checkpoint_utils
+from haiku_posteriors.utils import checkpoint_utils
 
 Layers = list[np.ndarray]  # of each layer (inputs + 1, outputs), the biases last
 

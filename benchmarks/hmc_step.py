@@ -32,14 +32,14 @@ from tabulate import tabulate
 
 sys.path.insert(0, ".")
 
-from core import hmc, trees
-from core.data import Data
-from core.hamiltonian import leapfrog
-from core.likelihoods import heteroscedastic_gaussian
-from core.log_joint import LogJoint, make_log_joint
-from core.priors import make_prior
-from core.trees import Params
-from utils import chain_utils, parallel_utils
+from haiku_posteriors.core import hmc, trees
+from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.hamiltonian import leapfrog
+from haiku_posteriors.core.likelihoods import heteroscedastic_gaussian
+from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import devices
 
 ROUNDS = 9
 SECONDS_A_TIMING = 0.3
@@ -79,7 +79,7 @@ def make_problem(rows: int, width: int) -> Problem:
         make_prior(1.0),
         likelihood,
     )
-    data = parallel_utils.place_data(inputs, targets, parallel_utils.make_mesh(1))
+    data = devices.place_data(inputs, targets, devices.make_mesh(1))
     once = Problem(log_joint, data, log_joint.init(jax.random.key(0)), 1)
     run = bare(once)
     jax.block_until_ready(run())
@@ -131,7 +131,7 @@ def ours(problem: Problem, chains: int = 1) -> Callable[[], Any]:
         trajectory_length=LEAPFROG_STEPS * STEP_SIZE,
         num_burn_in=0,
     )
-    program = chain_utils.compile_method(method, 0, chains, parallel_utils.make_mesh(chains))
+    program = chains.compile_method(method, 0, chains, devices.make_mesh(chains))
     state = program.init(jax.tree.map(lambda leaf: jnp.stack([leaf] * chains), problem.params))
     return lambda: program.run(state, problem.data, 0, problem.transitions)
 

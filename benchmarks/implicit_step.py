@@ -23,11 +23,12 @@ import optax
 from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from core import generators, implicit, jacobian, likelihoods, priors, trees
-from core.data import Data, make_data
-from core.implicit import Estimator
-from core.log_joint import LogJoint, make_log_joint
-from utils import models
+from haiku_posteriors.core import likelihoods, priors, trees
+from haiku_posteriors.core.data import Data, make_data
+from haiku_posteriors.core.implicit import generators, implicit_vi, jacobian
+from haiku_posteriors.core.implicit.implicit_vi import Estimator
+from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+from haiku_posteriors.utils import models
 
 ROUNDS = 21
 CASES = (  # network, inputs, classes, rows, latent description, K
@@ -69,15 +70,15 @@ def medians(contenders: list[Callable[[], object]]) -> list[float]:
 def ideal(
     log_joint: LogJoint,
     generator: generators.Generator,
-    sampler: implicit.Sampler,
+    sampler: implicit_vi.Sampler,
     data: Data,
     num_products: int,
 ) -> Callable[[], object]:
     """Products, one reverse pass through two of them, and the log-joint's gradient, once each."""
 
     @jax.jit
-    def run(sampler: implicit.Sampler, data: Data, z: jax.Array) -> tuple:
-        def whitened(weights: implicit.Sampler, z: jax.Array) -> jax.Array:
+    def run(sampler: implicit_vi.Sampler, data: Data, z: jax.Array) -> tuple:
+        def whitened(weights: implicit_vi.Sampler, z: jax.Array) -> jax.Array:
             made = generator.apply(weights.generator, z)
             scaled = jax.tree.map(lambda w, s: w / jnp.exp(s), made, weights.log_scale)
             return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(scaled)])
@@ -91,7 +92,7 @@ def ideal(
 
         v = jax.lax.fori_loop(0, num_products, body, z)
 
-        def objective(sampler: implicit.Sampler) -> jax.Array:
+        def objective(sampler: implicit_vi.Sampler) -> jax.Array:
             image = jax.jvp(lambda z: whitened(sampler, z), (z,), (v,))[1]
             return log_joint(generator.apply(sampler.generator, z), data) + jnp.sum(image**2)
 
@@ -112,7 +113,7 @@ def step_times() -> None:
         names = [*(["exact"] if small else []), "lanczos", "singular_value"]
         contenders, state = [], None
         for estimator in names:
-            method = implicit.implicit(
+            method = implicit_vi.implicit(
                 log_joint,
                 optax.sgd(1e-6),
                 num_rows,
@@ -185,7 +186,7 @@ def wide_resnet() -> None:
         f"{trees.size(shapes):,} weights, d = {generator.latent_size:,}, 64 rows a step."
     )
     for name in ("lanczos", "singular_value"):
-        method = implicit.implicit(
+        method = implicit_vi.implicit(
             log_joint,
             optax.adam(1e-4),
             64,

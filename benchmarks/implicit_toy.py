@@ -16,8 +16,8 @@ import numpy as np
 from tabulate import tabulate
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from utils.data_utils import load
-from utils.distances import function_values, wasserstein
+from haiku_posteriors.core.judging.distances import function_values, wasserstein
+from haiku_posteriors.utils.data_utils import load
 
 GAP = 0.61
 

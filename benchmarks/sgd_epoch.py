@@ -17,12 +17,12 @@ from tabulate import tabulate
 
 sys.path.insert(0, ".")
 
-from core import sgd
-from core.data import minibatch_indices, take
-from core.likelihoods import categorical, gaussian
-from core.log_joint import make_log_joint
-from core.priors import make_prior
-from utils import chain_utils, data_utils, models, parallel_utils
+from haiku_posteriors.core import sgd
+from haiku_posteriors.core.data import minibatch_indices, take
+from haiku_posteriors.core.likelihoods import categorical, gaussian
+from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.utils import chains, data_utils, devices, models
 
 ROUNDS = 31
 CASES = {  # data set -> (network, batch size, epochs a round)
@@ -48,9 +48,9 @@ def compare(name: str) -> list:
         likelihood,
     )
     optimizer = optax.adam(1e-3)
-    mesh = parallel_utils.make_mesh(1)
-    data = parallel_utils.place_data(dataset.x_train, dataset.y_train, mesh)
-    program = chain_utils.compile_method(sgd.sgd(log_joint, optimizer, batch_size), 0, 1, mesh)
+    mesh = devices.make_mesh(1)
+    data = devices.place_data(dataset.x_train, dataset.y_train, mesh)
+    program = chains.compile_method(sgd.sgd(log_joint, optimizer, batch_size), 0, 1, mesh)
     state = program.init(None)
 
     @jax.jit

@@ -29,13 +29,13 @@ from tabulate import tabulate
 
 sys.path.insert(0, ".")
 
-from core import noise, sgmcmc, trees
-from core.data import Data, minibatch_indices, take
-from core.likelihoods import categorical
-from core.log_joint import LogJoint, make_log_joint
-from core.priors import make_prior
-from core.trees import Params
-from utils import chain_utils, models, parallel_utils
+from haiku_posteriors.core import approximate_normals, sgmcmc, trees
+from haiku_posteriors.core.data import Data, minibatch_indices, take
+from haiku_posteriors.core.likelihoods import categorical
+from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import chains, devices, models
 
 STEP_SIZE = 1e-6
 NUM_CLASSES = 10
@@ -88,7 +88,9 @@ def noise_loop(params: Params, steps: int) -> Callable[[], Params]:
     @jax.jit
     def run(params: Params) -> Params:
         def step(total: Params, number: jax.Array) -> tuple[Params, None]:
-            numbers = noise.normal_like(jax.random.fold_in(jax.random.key(0), number), total)
+            numbers = approximate_normals.normal_like(
+                jax.random.fold_in(jax.random.key(0), number), total
+            )
             return jax.tree.map(jnp.add, total, numbers), None
 
         return jax.lax.scan(step, params, jnp.arange(steps))[0]
@@ -145,15 +147,15 @@ def compare(case: Case) -> list[list[Any]]:
         make_prior(1.0),
         categorical(NUM_CLASSES),
     )
-    mesh = parallel_utils.make_mesh(1)
+    mesh = devices.make_mesh(1)
     targets = generator.integers(0, NUM_CLASSES, size=rows).astype(np.int32)
-    data = parallel_utils.place_data(inputs, targets, mesh)
+    data = devices.place_data(inputs, targets, mesh)
     params = log_joint.init(jax.random.key(0))
     steps = epochs * case.steps_per_epoch
 
     def ours(sampler: Any) -> Callable[[], Any]:
         method = sgmcmc.sgmcmc(log_joint, sampler, batch_size)
-        program = chain_utils.compile_method(method, 0, 1, mesh)
+        program = chains.compile_method(method, 0, 1, mesh)
         state = jax.tree.map(lambda leaf: leaf[None], method.init(jax.random.key(0), params))
         return lambda: program.run(state, data, 0, epochs)
 

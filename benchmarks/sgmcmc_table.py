@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, ".")
 
-from utils import metrics
+from haiku_posteriors.core.judging import metrics
 
 
 def distances(first: np.ndarray, second: np.ndarray, task: str) -> dict[str, float]:

@@ -16,12 +16,12 @@ sys.path.insert(0, ".")
 
 from sgd_epoch import seconds
 
-from core import dropout, sgd, vi
-from core.data import num_minibatches
-from core.likelihoods import categorical, heteroscedastic_gaussian
-from core.log_joint import make_log_joint
-from core.priors import make_prior
-from utils import chain_utils, data_utils, models, parallel_utils
+from haiku_posteriors.core import dropout, sgd, vi
+from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.likelihoods import categorical, heteroscedastic_gaussian
+from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.utils import chains, data_utils, devices, models
 
 ROUNDS = 15
 CASES = {  # data set -> (network, batch size, epochs a round)
@@ -50,9 +50,9 @@ def compare(name: str) -> list[list]:
         f"VI, {estimator}": vi.mean_field_vi(log_joint, optimizer, batch_size, estimator=estimator)
         for estimator in vi.ESTIMATORS
     }
-    mesh = parallel_utils.make_mesh(1)
-    data = parallel_utils.place_data(dataset.x_train, dataset.y_train, mesh)
-    programs = [chain_utils.compile_method(method, 0, 1, mesh) for method in methods.values()]
+    mesh = devices.make_mesh(1)
+    data = devices.place_data(dataset.x_train, dataset.y_train, mesh)
+    programs = [chains.compile_method(method, 0, 1, mesh) for method in methods.values()]
     states = [program.init(None) for program in programs]
 
     def round_of_all() -> list[float]:

@@ -2,8 +2,12 @@
 
 from collections.abc import Callable
 
-from core import dropout, hmc, implicit, sgd, sgmcmc, vi
-from core.method import Method
+if __name__ == "core":  # a module loaded under two names is two modules
+    raise ImportError("Import haiku_posteriors.core; core alone is not an import name.")
+
+from haiku_posteriors.core import dropout, hmc, sgd, sgmcmc, vi
+from haiku_posteriors.core.implicit import implicit_vi
+from haiku_posteriors.core.method import Method
 
 # Every method, by name: built as METHODS[name](log_joint, **settings), all settings optional.
 # The contract tests iterate over this table.
@@ -11,7 +15,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "sgd": sgd.sgd,
     "hmc": hmc.hmc,
     "sgmcmc": sgmcmc.sgmcmc,
-    "implicit": implicit.implicit,
+    "implicit": implicit_vi.implicit,
     "mean_field_vi": vi.mean_field_vi,
     "mc_dropout": dropout.mc_dropout,
 }

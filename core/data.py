@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from core.errors import UserError
+from haiku_posteriors.core.errors import UserError
 
 
 @jax.tree_util.register_dataclass

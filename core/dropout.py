@@ -29,13 +29,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from core import interception, trees
-from core.data import Data
-from core.errors import UserError
-from core.layers import Layer, intercept_layers
-from core.log_joint import LogJoint
-from core.method import Info, Method, minibatch_epoch, optimize
-from core.trees import Params
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize
+from haiku_posteriors.core.networks import noisy_layers
+from haiku_posteriors.core.networks.interception import Layer, intercept_layers
+from haiku_posteriors.core.trees import Params
 
 
 class DropoutState(NamedTuple):
@@ -50,7 +51,7 @@ def dropped_modules(log_joint: LogJoint, drop_inputs: bool = False) -> tuple[str
 
     Layers with grouped or masked weights are left alone. With `drop_inputs`, the first counts too.
     """
-    calls = interception.record_calls(log_joint.init, jax.random.key(0))
+    calls = noisy_layers.record_calls(log_joint.init, jax.random.key(0))
     modules = list(dict.fromkeys(call.module for call in calls))
     grouped = {call.module for call in calls if call.grouped}
     random = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
@@ -114,7 +115,7 @@ def mc_dropout(
         return DropoutState(params, optimizer.init(params))
 
     def update(state: DropoutState, batch: Data, rng_key: jax.Array) -> tuple[DropoutState, Info]:
-        calls = interception.calls_with_rows(log_joint.network, state.params, batch.inputs)
+        calls = noisy_layers.calls_with_rows(log_joint.network, state.params, batch.inputs)
         by_row = {
             name: all(rows_first for call, rows_first in calls if call.module == name)
             for name in modules
@@ -122,7 +123,7 @@ def mc_dropout(
         network = dropout_network(log_joint.network, by_row, dropout_rate)
 
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
-            log_likelihood = interception.noisy_log_likelihood(
+            log_likelihood = noisy_layers.noisy_log_likelihood(
                 log_joint, network, {"params": params}, batch, rng_key
             )
             log_joint_value = log_likelihood + expected_log_prior(params)
@@ -159,7 +160,7 @@ def dropout_network(
     network: Callable[[Params, jax.Array], jax.Array],
     by_row: Mapping[str, bool],
     dropout_rate: float,
-) -> interception.NoisyNetwork:
+) -> noisy_layers.NoisyNetwork:
     """The network with dropout on the input channels of some modules.
 
     A mask belongs to a row and a module: it is the same at every position and in every call, as a
@@ -182,11 +183,11 @@ def dropout_network(
                 return layer(x)
             key = jax.random.fold_in(rng_key, modules.index(module.module_name))
             channel = getattr(module, "channel_index", -1)
-            shape = interception.row_and_channel(x.shape, channel, by_row[module.module_name])
+            shape = noisy_layers.row_and_channel(x.shape, channel, by_row[module.module_name])
             keep = jax.random.bernoulli(key, 1 - dropout_rate, shape)
             return layer(jnp.where(keep, x / (1 - dropout_rate), jnp.zeros((), x.dtype)))
 
-        with intercept_layers(interception.LAYERS, intercept):
+        with intercept_layers(noisy_layers.LAYERS, intercept):
             return network(bundle["params"], inputs)
 
     return apply

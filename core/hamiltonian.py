@@ -10,11 +10,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from core import trees
-from core.data import Data
-from core.log_joint import LogJoint
-from core.method import Info
-from core.trees import Params
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Info
+from haiku_posteriors.core.trees import Params
 
 Progress = Callable[[int], None]
 PROGRESS_INTERVAL = 1000  # leapfrog steps between two calls of `progress`

@@ -18,13 +18,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from core import adaptation, likelihoods, trees
-from core.data import Data
-from core.errors import UserError
-from core.hamiltonian import Progress, transition
-from core.log_joint import LogJoint
-from core.method import Info, Method, repeat
-from core.trees import Params
+from haiku_posteriors.core import adaptation, likelihoods, trees
+from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.hamiltonian import Progress, transition
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Info, Method, repeat
+from haiku_posteriors.core.trees import Params
 
 MIN_BURN_IN_FOR_MASS = 20
 MAX_HALVINGS = 40  # of the first step size

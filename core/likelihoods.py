@@ -11,8 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from core.errors import UserError
-from core.trees import Params
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.trees import Params
 
 NAMES = ("categorical", "bernoulli", "gaussian", "heteroscedastic_gaussian")
 PARAMETER_GROUP = "likelihood"  # the key beside the network's modules

@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from core import convolutions, likelihoods, trees
-from core.data import Data, take
-from core.errors import UserError
-from core.likelihoods import Likelihood
-from core.priors import Prior
-from core.trees import Params
+from haiku_posteriors.core import likelihoods, trees
+from haiku_posteriors.core.data import Data, take
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.likelihoods import Likelihood
+from haiku_posteriors.core.networks import convolutions
+from haiku_posteriors.core.priors import Prior
+from haiku_posteriors.core.trees import Params
 
 Network = Callable[[jax.Array], jax.Array]
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from core.data import Data, minibatch_indices, num_minibatches, take
-from core.trees import Params
+from haiku_posteriors.core.data import Data, minibatch_indices, num_minibatches, take
+from haiku_posteriors.core.trees import Params
 
 State = Any  # a pytree of arrays; all that the next step needs, nothing more
 Info = dict[str, jax.Array]  # diagnostics by name; scalars, or one value a step

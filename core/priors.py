@@ -16,9 +16,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from core import trees
-from core.errors import UserError, unknown_name
-from core.trees import Params
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.core.trees import Params
 
 
 class Family(NamedTuple):

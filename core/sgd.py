@@ -13,10 +13,10 @@ from typing import NamedTuple
 import jax
 import optax
 
-from core.data import Data
-from core.log_joint import LogJoint
-from core.method import Info, Method, minibatch_epoch, optimize, repeat
-from core.trees import Params
+from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize, repeat
+from haiku_posteriors.core.trees import Params
 
 
 class SGDState(NamedTuple):

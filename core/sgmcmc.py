@@ -24,12 +24,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from core import noise, trees
-from core.data import Data
-from core.errors import UserError
-from core.log_joint import LogJoint
-from core.method import Info, Method, minibatch_epoch, repeat
-from core.trees import Params
+from haiku_posteriors.core import approximate_normals, trees
+from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Info, Method, minibatch_epoch, repeat
+from haiku_posteriors.core.trees import Params
 
 
 class Preconditioner(NamedTuple):
@@ -211,7 +211,7 @@ def _langevin(
     ) -> tuple[Params, SamplerState]:
         step = schedule(state.num_steps)
         steps = jax.tree.map(lambda leaf: jnp.asarray(step, leaf.dtype), updates)
-        xi = noise.normal_like(rng_key, updates if random is None else random)
+        xi = approximate_normals.normal_like(rng_key, updates if random is None else random)
         xi = trees.merge(xi, optax.tree.zeros_like(updates))
         scales = mass.scale(state.preconditioner_state, updates)
         moves, velocity = integrate(state.velocity, steps, updates, scales, xi)

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from core import trees
-from core.data import Data
-from core.errors import UserError
-from core.log_joint import LogJoint
-from core.trees import Params
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.trees import Params
 
 # The third point is this far off the line through the others, relative to its distance, or the
 # plane is made of rounding errors.

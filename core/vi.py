@@ -23,15 +23,16 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from core import interception, trees
-from core.data import Data, num_minibatches
-from core.errors import UserError, unknown_name
-from core.likelihoods import PARAMETER_GROUP
-from core.log_joint import LogJoint
-from core.method import Info, Method, minibatch_epoch, optimize
-from core.trees import Params
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.data import Data, num_minibatches
+from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize
+from haiku_posteriors.core.networks import noisy_layers
+from haiku_posteriors.core.trees import Params
 
-# How E_q[log p(D | w)] is estimated, see `core.interception` for the last two.
+# How E_q[log p(D | w)] is estimated, see `core.networks.noisy_layers` for the last two.
 ESTIMATORS = ("reparameterization", "local", "flipout")
 KL_DIRECTIONS = ("reverse", "forward")
 PRIOR_SCALES = ("one", "module", "leaf")  # what shares a learned prior scale
@@ -141,7 +142,7 @@ def evidence_terms(
     kl: str = "reverse",
     num_samples: int = 1,
 ) -> Terms:
-    """Unbiased, differentiable estimates of the ELBO's terms (see `core.interception` on `local`).
+    """Unbiased, differentiable estimates of the ELBO's terms (see `noisy_layers` on `local`).
 
     Args:
       log_joint: of the model.
@@ -159,7 +160,7 @@ def evidence_terms(
 
     def sample(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         drawn = draw_params(variational, jax.random.fold_in(key, 0))
-        log_likelihood = interception.sampled_log_likelihood(
+        log_likelihood = noisy_layers.sampled_log_likelihood(
             log_joint, mean, scale, drawn, data, jax.random.fold_in(key, 1), estimator
         )
         return log_likelihood, _expected_log_prior(log_joint, variational, scale, drawn)

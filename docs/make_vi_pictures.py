@@ -18,13 +18,14 @@ from PIL import Image
 
 sys.path.insert(0, ".")
 
-from core import vi
-from core.data import make_data, num_minibatches, take
-from core.likelihoods import gaussian, heteroscedastic_gaussian
-from core.log_joint import LogJoint, make_log_joint
-from core.priors import make_prior
-from utils import checkpoint_utils, data_utils, ensemble_utils, models, optim_utils, plot_utils
-from utils.logging_utils import read_rows
+from haiku_posteriors.core import vi
+from haiku_posteriors.core.data import make_data, num_minibatches, take
+from haiku_posteriors.core.likelihoods import gaussian, heteroscedastic_gaussian
+from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.utils import checkpoint_utils, data_utils, ensemble_utils, models, optim_utils
+from haiku_posteriors.utils.logging_utils import read_rows
+from haiku_posteriors.utils.plots import plot_utils
 
 PICTURES = pathlib.Path("docs/pictures")
 COLOURS = (

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from utils import checkpoint_utils
+from haiku_posteriors.utils import checkpoint_utils
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ENVIRONMENT = os.environ | {

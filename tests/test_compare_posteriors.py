@@ -10,8 +10,8 @@ import numpy as np
 import program
 import pytest
 
-from core.errors import UserError
-from utils import comparison_report, run_folders
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils.report import comparison, run_folders
 
 HMC = ["--num_chains=2", "--num_iterations=12", "--step_size=1e-3", "--trajectory_len=0.02"]
 VI = ["--num_epochs=20", "--eval_freq=10", "--vi_ensemble_size=8"]
@@ -178,4 +178,4 @@ def test_a_missing_folder_and_a_run_given_twice(runs, tmp_path):
         run_folders.open_run(tmp_path / "nowhere")
     reference = run_folders.open_run(runs / "hmc")
     with pytest.raises(UserError, match="was given twice"):
-        comparison_report.write(tmp_path / "c", reference, [reference])
+        comparison.write(tmp_path / "c", reference, [reference])

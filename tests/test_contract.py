@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core import METHODS, trees
-from core.likelihoods import gaussian
-from core.log_joint import make_log_joint
-from core.priors import make_prior
-from utils import checkpoint_utils, parallel_utils
-from utils.chain_utils import DRAW, compile_method
+from haiku_posteriors.core import METHODS, trees
+from haiku_posteriors.core.likelihoods import gaussian
+from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.utils import checkpoint_utils, devices
+from haiku_posteriors.utils.chains import DRAW, compile_method
 
 ROWS, CHAINS, DRAWS, SEED = 70, 2, 3, 5  # four devices do not divide 70 rows
 INPUTS = np.random.default_rng(0).normal(size=(ROWS, 2)).astype(np.float32)
@@ -33,7 +33,7 @@ class Compiled:
     """A method over CHAINS chains on the first few devices, with its data and first two states."""
 
     def __init__(self, name, log_joint, num_devices):
-        mesh = parallel_utils.make_mesh(CHAINS, jax.devices()[:num_devices])
+        mesh = devices.make_mesh(CHAINS, jax.devices()[:num_devices])
         self.traces, self.mesh = 0, mesh
         method = METHODS[name](log_joint)
 
@@ -42,7 +42,7 @@ class Compiled:
             return method.step(*arguments)
 
         self.program = compile_method(method._replace(step=counted_step), SEED, CHAINS, mesh)
-        self.data = parallel_utils.place_data(INPUTS, TARGETS, mesh)
+        self.data = devices.place_data(INPUTS, TARGETS, mesh)
         self.states = [self.program.init(None)]
         for epoch in range(3):
             state, self.info, finite = self.program.run(
@@ -107,13 +107,13 @@ def test_same_key_same_bits(one_device):
 
 def test_state_survives_a_checkpoint(one_device, tmp_path):
     _, compiled = one_device
-    state = parallel_utils.to_host(compiled.states[2])
+    state = devices.to_host(compiled.states[2])
     checkpoint_utils.save_checkpoint(tmp_path, 2, state, {})
     epoch, restored, _, damage = checkpoint_utils.load_newest_checkpoint(tmp_path, state)
     assert (epoch, damage) == (2, [])
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     # Placed as the loop places it: elsewhere, the same program would be compiled again.
-    placed = jax.device_put(restored, parallel_utils.chain_sharding(compiled.mesh))
+    placed = jax.device_put(restored, devices.chain_sharding(compiled.mesh))
     after = compiled.program.run(placed, compiled.data, 2, 3)[0]
     for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(compiled.states[3]), strict=True):
         np.testing.assert_array_equal(a, b)

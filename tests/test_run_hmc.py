@@ -9,8 +9,8 @@ import numpy as np
 import program
 import pytest
 
-from core import diagnostics
-from utils import checkpoint_utils
+from haiku_posteriors.core.judging import diagnostics
+from haiku_posteriors.utils import checkpoint_utils
 
 SHORT = [
     "--num_iterations=24",

@@ -7,7 +7,7 @@ import program
 import pytest
 from program import assert_same_outcome, outcome
 
-from utils import checkpoint_utils
+from haiku_posteriors.utils import checkpoint_utils
 
 LONG = ["--num_epochs=4000", "--eval_freq=500", "--save_freq=100", "--num_members=2"]
 

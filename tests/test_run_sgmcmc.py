@@ -8,7 +8,7 @@ import numpy as np
 import program
 import pytest
 
-from utils import checkpoint_utils
+from haiku_posteriors.utils import checkpoint_utils
 
 SHORT = ["--num_epochs=200", "--num_burnin_epochs=100", "--eval_freq=100"]
 # Draws and checkpoints often enough for a kill to fall between them.

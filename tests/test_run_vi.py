@@ -10,7 +10,7 @@ import program
 import pytest
 from program import assert_same_outcome, outcome
 
-from utils import checkpoint_utils
+from haiku_posteriors.utils import checkpoint_utils
 
 LONG = [
     *("--num_epochs=3000", "--kl_warmup_epochs=500", "--eval_freq=1000", "--save_freq=100"),

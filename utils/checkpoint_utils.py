@@ -17,9 +17,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from core import trees
-from core.errors import UserError
-from core.trees import Params
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.trees import Params
 
 FORMAT = "haiku-posteriors 1"
 CHECKPOINTS_KEPT = 3  # the newest, and two to fall back on if it is damaged

@@ -11,9 +11,9 @@ from typing import Any
 
 from absl import flags
 
-from core.likelihoods import NAMES as LIKELIHOODS
-from core.priors import FAMILIES
-from utils.optim_utils import OPTIMIZERS
+from haiku_posteriors.core.likelihoods import NAMES as LIKELIHOODS
+from haiku_posteriors.core.priors import FAMILIES
+from haiku_posteriors.utils.optim_utils import OPTIMIZERS
 
 Settings = dict[str, Any]
 

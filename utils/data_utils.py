@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from core.errors import UserError, unknown_name
-from utils import data_own, data_readers, data_uci
-from utils.data_readers import RawData
+from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.utils.datasets import arrays, readers, uci
+from haiku_posteriors.utils.datasets.readers import RawData
 
 
 class Dataset(NamedTuple):
@@ -43,8 +43,8 @@ class Dataset(NamedTuple):
 
 def known_names() -> list[str]:
     """Names that `load` accepts besides paths; `yacht_<seed>` stands for yacht_0, yacht_1, ..."""
-    plain = [*_EMBEDDED, *data_readers.IMAGE_SETS, "imdb"]
-    return sorted([*plain, *(f"{name}_<seed>" for name in data_uci.UCI_SETS)])
+    plain = [*_EMBEDDED, *readers.IMAGE_SETS, "imdb"]
+    return sorted([*plain, *(f"{name}_<seed>" for name in uci.UCI_SETS)])
 
 
 def load(
@@ -60,7 +60,7 @@ def load(
     Args:
       name: one of `known_names()`, or a path ending in .npz with arrays x_train, y_train, x_test,
         y_test (looked up as given, then in `data_dir`), taken as `from_arrays` takes them.
-      data_dir: folder of data files; see `data_readers` and `data_uci.read_uci` for its layout.
+      data_dir: folder of data files; see `data_readers` and `uci.read_uci` for its layout.
       subset_train_to: keeps the first so many training rows. Statistics for scaling are those of
         the whole training part, so a subset sees the same values.
       task: "classification" or "regression", for an .npz file whose targets' type misleads.
@@ -113,8 +113,8 @@ def from_arrays(
     """
     source = "The data set"
     x_train, y_train, x_test, y_test = map(np.asarray, (x_train, y_train, x_test, y_test))
-    data_readers.check_rows(source, x_train, y_train, x_test, y_test)
-    raw = data_own.check_arrays(source, x_train, y_train, x_test, y_test, task)
+    readers.check_rows(source, x_train, y_train, x_test, y_test)
+    raw = arrays.check_arrays(source, x_train, y_train, x_test, y_test, task)
     return _prepare("arrays", raw, standardize, np.dtype(float_dtype))
 
 
@@ -123,24 +123,24 @@ def _read(name: str, data_dir: pathlib.Path | None, task: str | None) -> RawData
         path = pathlib.Path(name).expanduser()
         if not path.is_file() and data_dir is not None and (data_dir / name).is_file():
             path = data_dir / name
-        return data_own.check_arrays(f"File {path}", *data_readers.read_npz(path), task=task)
+        return arrays.check_arrays(f"File {path}", *readers.read_npz(path), task=task)
     if name in _EMBEDDED:  # First, so that 'wine' is scikit-learn's and 'wine_0' is UCI's.
         return _EMBEDDED[name]()
-    if name in data_readers.IMAGE_SETS:
-        return data_readers.read_images(name, data_dir)
+    if name in readers.IMAGE_SETS:
+        return readers.read_images(name, data_dir)
     if name == "imdb":
-        return data_readers.read_imdb(data_dir)
+        return readers.read_imdb(data_dir)
     split = re.fullmatch(r"(.+)_(\d+)", name)
-    uci_name = data_uci.uci_name(split[1] if split else name)
+    uci_name = uci.uci_name(split[1] if split else name)
     if split and uci_name:
-        return data_uci.read_uci(uci_name, int(split[2]), data_dir)
+        return uci.read_uci(uci_name, int(split[2]), data_dir)
     if uci_name:
         raise UserError(
             f"Data set '{name}' needs the number of a split after its name, as in '{name}_0'."
         )
     known = known_names()
     is_unlike_all = not difflib.get_close_matches(name, known)
-    if split and is_unlike_all and difflib.get_close_matches(split[1], data_uci.UCI_SETS):
+    if split and is_unlike_all and difflib.get_close_matches(split[1], uci.UCI_SETS):
         # Compared as 'yatch_<seed>': a number in its place would hide the likeness.
         pattern = f"{split[1]}_<seed>"
         sentence = str(unknown_name("data set", pattern, known))

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from core.data import Data, take
-from core.log_joint import LogJoint
-from core.trees import Params
-from utils.data_utils import Dataset
-from utils.parallel_utils import to_host
+from haiku_posteriors.core.data import Data, take
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.devices import to_host
 
 # Rows that pass through the network at once in prediction: bounds memory, not results.
 ROWS_AT_ONCE = 1000

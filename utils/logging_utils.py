@@ -12,7 +12,7 @@ import tensorboardX
 from tabulate import tabulate
 from tqdm import tqdm
 
-from utils.checkpoint_utils import write_atomically
+from haiku_posteriors.utils.checkpoint_utils import write_atomically
 
 
 def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from core.errors import UserError, unknown_name
+from haiku_posteriors.core.errors import UserError, unknown_name
 
 Activation = Callable[[jax.Array], jax.Array]
 Network = Callable[[jax.Array], jax.Array]

@@ -2,7 +2,7 @@
 
 import optax
 
-from core.errors import UserError, unknown_name
+from haiku_posteriors.core.errors import UserError, unknown_name
 
 OPTIMIZERS = ("SGD", "Adam")
 

@@ -16,25 +16,25 @@ import numpy as np
 from absl import app, flags, logging
 from tabulate import tabulate
 
-from core import likelihoods, priors, trees
-from core.errors import UserError
-from core.likelihoods import Likelihood
-from core.log_joint import LogJoint, make_log_joint
-from core.method import Method, State
-from core.trees import Params
-from utils import (
-    chain_utils,
+from haiku_posteriors.core import likelihoods, priors, trees
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.likelihoods import Likelihood
+from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+from haiku_posteriors.core.method import Method, State
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import (
+    chains,
     checkpoint_utils,
     cmd_args_utils,
     data_utils,
+    devices,
     models,
-    parallel_utils,
-    picture_utils,
 )
-from utils.data_utils import Dataset
-from utils.interrupt_utils import Interrupted
-from utils.logging_utils import Ticker, write_json
-from utils.train_utils import DivergedError, Run, RunResult
+from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.logging_utils import Ticker, write_json
+from haiku_posteriors.utils.report import pictures
+from haiku_posteriors.utils.signals import Interrupted
+from haiku_posteriors.utils.train_utils import DivergedError, Run, RunResult
 
 FLAGS = flags.FLAGS
 
@@ -202,12 +202,12 @@ def pretrain(
     Each chain gets the best of `num_starts`, by the log-joint that its last epoch has met.
     """
     total = num_chains * num_starts
-    program, data = chain_utils.compile_stage(
-        log_joint, dataset, method, FLAGS.seed, total, chain_utils.PRETRAIN
+    program, data = chains.compile_stage(
+        log_joint, dataset, method, FLAGS.seed, total, chains.PRETRAIN
     )
-    keys = jax.vmap(
-        lambda chain: chain_utils.chain_key(FLAGS.seed, chain_utils.PRETRAIN_INIT, 0, chain)
-    )(np.arange(total))
+    keys = jax.vmap(lambda chain: chains.chain_key(FLAGS.seed, chains.PRETRAIN_INIT, 0, chain))(
+        np.arange(total)
+    )
     state, info, finite = program.run(
         program.init(jax.vmap(log_joint.init)(keys)), data, 0, num_epochs
     )
@@ -215,7 +215,7 @@ def pretrain(
         raise DivergedError("Pretraining met a number that is not finite; lower init_step_size.")
     values = np.asarray(info["log_joint"]).reshape(num_chains, num_starts, -1).mean(axis=2)
     best = values.argmax(axis=1) + num_starts * np.arange(num_chains)
-    return jax.tree.map(lambda leaf: leaf[best], parallel_utils.to_host(state.params))
+    return jax.tree.map(lambda leaf: leaf[best], devices.to_host(state.params))
 
 
 def execute(
@@ -300,8 +300,8 @@ def execute(
     }
     write_json(directory / "summary.json", summary)
     title = f"{name}, {FLAGS.model_name} on {pathlib.Path(dataset.name).stem}"
-    pictures = picture_utils.draw_run(directory, title, log_joint, dataset, result)
-    _report(directory, result, pictures)
+    drawn = pictures.draw_run(directory, title, log_joint, dataset, result)
+    _report(directory, result, drawn)
     return result, directory
 
 

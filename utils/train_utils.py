@@ -15,15 +15,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from core.errors import UserError
-from core.log_joint import LogJoint
-from core.method import Info, Method, State
-from core.trees import Params
-from utils import chain_utils, checkpoint_utils, ensemble_utils, metrics, parallel_utils
-from utils.data_utils import Dataset
-from utils.ensemble_utils import Predictions
-from utils.interrupt_utils import Interrupted, Interruption
-from utils.logging_utils import JsonLines, RunLog
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.judging import metrics
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Info, Method, State
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import chains, checkpoint_utils, devices, ensemble_utils
+from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.ensemble_utils import Predictions
+from haiku_posteriors.utils.logging_utils import JsonLines, RunLog
+from haiku_posteriors.utils.signals import Interrupted, Interruption
 
 SAVE_SECONDS = 60.0  # a checkpoint at least so often, whatever `save_freq` says
 SECONDS_PER_CALL = 0.5  # how long the host lets the device run between two looks at it
@@ -114,15 +115,15 @@ class Run:
         if num_epochs < 1 or not any(map(self._collects, range(num_epochs, 0, -1))):
             raise UserError(f"No draws would be collected in {num_epochs} {unit}s; run longer.")
         self._directory, self._unit = directory, unit
-        mesh = parallel_utils.make_mesh(num_chains)
+        mesh = devices.make_mesh(num_chains)
         pieces = log_joint.num_microbatches
-        self._train = parallel_utils.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
-        self._test = parallel_utils.place_data(dataset.x_test, dataset.y_test, mesh)
+        self._train = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
+        self._test = devices.place_data(dataset.x_test, dataset.y_test, mesh)
         self._train_targets, self.test_targets = (
             ensemble_utils.targets_in_original_units(targets, dataset)
             for targets in (dataset.y_train, dataset.y_test)
         )
-        self._program = chain_utils.compile_method(method, seed, num_chains, mesh)
+        self._program = chains.compile_method(method, seed, num_chains, mesh)
         self._predict = ensemble_utils.make_predictor(log_joint, dataset)
         self._draws: list[Params] = []  # not yet on disk
         self._kept_draws: list[Params] = []  # all of them, host arrays
@@ -176,8 +177,8 @@ class Run:
         """
         started = time.monotonic()
         # Drawn again, not taken from the disk: there they may have been changed already.
-        draws = self._program.draw(self.state, chain_utils.DRAW, self.epoch, self._num_draws)
-        draws = change(self.state, parallel_utils.to_host(draws))
+        draws = self._program.draw(self.state, chains.DRAW, self.epoch, self._num_draws)
+        draws = change(self.state, devices.to_host(draws))
         self._draws, self._kept_draws = [draws], [draws]
         self._predictions = [self._predict(draws, self._test)]
         self._seconds += time.monotonic() - started
@@ -217,7 +218,7 @@ class Run:
         )
         if finite:
             self.epoch, self.state = stop, state
-            return parallel_utils.to_host(info)
+            return devices.to_host(info)
         if stop == self.epoch + 1:
             self._save()
             raise DivergedError(self._diverged(np.asarray(info["log_joint"])))
@@ -261,15 +262,15 @@ class Run:
         self._seconds += time.monotonic() - started
 
     def _collect(self) -> None:
-        draws = self._program.draw(self.state, chain_utils.DRAW, self.epoch, self._num_draws)
+        draws = self._program.draw(self.state, chains.DRAW, self.epoch, self._num_draws)
         self._predictions.append(self._predict(draws, self._test))
-        draws = parallel_utils.to_host(draws)
+        draws = devices.to_host(draws)
         self._draws.append(draws)
         self._kept_draws.append(draws)
 
     def _evaluate(self, info: Mapping[str, Any]) -> None:
         """Metrics of the current state's draws, and of all draws collected so far."""
-        draws = self._program.draw(self.state, chain_utils.EVALUATE, self.epoch, self._num_draws)
+        draws = self._program.draw(self.state, chains.EVALUATE, self.epoch, self._num_draws)
         train = self._metrics(self._predict(draws, self._train), self._train_targets)
         if self._collects(self.epoch):  # just predicted with draws of the same state
             test_predictions = self._predictions[-1]
@@ -317,7 +318,7 @@ class Run:
         checkpoint_utils.save_checkpoint(
             self._directory / "checkpoints",
             self.epoch,
-            parallel_utils.to_host(self.state),
+            devices.to_host(self.state),
             {"seconds": repr(self._seconds)},
         )
         self.log.flush()
@@ -329,7 +330,7 @@ class Run:
             return []
         self.epoch, state, metadata, damage = found
         self._seconds = float(metadata["seconds"])
-        sharding = parallel_utils.chain_sharding(mesh)
+        sharding = devices.chain_sharding(mesh)
         self.state = jax.device_put(state, sharding)
         checkpoint_utils.drop_draws_after(self._directory / "draws", self.epoch)
         template = jax.eval_shape(self.log_joint.init, jax.random.key(0))
@@ -361,7 +362,7 @@ class Run:
             self._metrics(predictions, self.test_targets),
             {name: float(np.mean([m[name] for m in members])) for name in members[0]},
             self._metrics(train, self._train_targets),
-            parallel_utils.to_host(self.state),
+            devices.to_host(self.state),
             {} if self._history is None else _stack(self._history.rows),
             self.num_epochs * int(np.prod(info["log_joint"].shape[1:])),
             self._seconds,

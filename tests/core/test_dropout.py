@@ -7,13 +7,14 @@ import numpy as np
 import optax
 import pytest
 
-from core import dropout, interception, trees
-from core.data import make_data
-from core.errors import UserError
-from core.likelihoods import categorical, gaussian
-from core.log_joint import make_log_joint
-from core.priors import make_prior
-from utils import models
+from haiku_posteriors.core import dropout, trees
+from haiku_posteriors.core.data import make_data
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.likelihoods import categorical, gaussian
+from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.networks import noisy_layers
+from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.utils import models
 
 RATE = 0.3
 GENERATOR = np.random.default_rng(0)
@@ -66,7 +67,7 @@ def test_draws_and_training_noise_have_the_analytic_moments():
     check_moments(outputs, mean, np.diag(covariance))
     np.testing.assert_allclose(np.cov(outputs.T), covariance, atol=0.06 * np.abs(covariance).max())
 
-    calls = interception.calls_with_rows(log_joint.network, params, INPUTS)
+    calls = noisy_layers.calls_with_rows(log_joint.network, params, INPUTS)
     assert [(call.module, by_row) for call, by_row in calls] == [("first", True), ("second", True)]
     noisy = dropout.dropout_network(log_joint.network, {"second": True}, RATE)
     keys = jax.random.split(jax.random.key(2), 20_000)
@@ -171,7 +172,7 @@ def test_a_recurrent_network_trains():
     state = method.init(jax.random.key(0), params)
     draws = jax.jit(method.draw, static_argnums=2)(state, jax.random.key(1), 4000)
     outputs = np.asarray(jax.jit(jax.vmap(log_joint.network, (0, None)))(draws, INPUTS), float)
-    calls = interception.calls_with_rows(log_joint.network, params, INPUTS)
+    calls = noisy_layers.calls_with_rows(log_joint.network, params, INPUTS)
     by_row = {
         call.module: rows
         for call, rows in calls

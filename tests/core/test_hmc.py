@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from core import diagnostics, trees
-from core.data import Data, make_data
-from core.errors import UserError
-from core.hamiltonian import leapfrog, transition
-from core.hmc import HMCState, hmc, overdispersed_init
-from core.likelihoods import gaussian
-from core.log_joint import LogJoint, make_log_joint
-from core.priors import Prior, make_prior
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.data import Data, make_data
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.hamiltonian import leapfrog, transition
+from haiku_posteriors.core.hmc import HMCState, hmc, overdispersed_init
+from haiku_posteriors.core.judging import diagnostics
+from haiku_posteriors.core.likelihoods import gaussian
+from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+from haiku_posteriors.core.priors import Prior, make_prior
 
 ROWS = 20
 INPUTS = np.random.default_rng(0).normal(size=(ROWS, 2)).astype(np.float32)

@@ -6,8 +6,8 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from core import likelihoods
-from core.errors import UserError
+from haiku_posteriors.core import likelihoods
+from haiku_posteriors.core.errors import UserError
 
 OUTPUTS = np.array([[0.2, -1.0, 3.0], [5.0, 0.0, -2.0]], np.float32)
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from core import trees
-from core.data import make_data, minibatch_indices, num_minibatches, take
-from core.errors import UserError
-from core.likelihoods import gaussian
-from core.log_joint import make_log_joint
-from core.priors import make_prior
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.data import make_data, minibatch_indices, num_minibatches, take
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.likelihoods import gaussian
+from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.priors import make_prior
 
 ROWS = 23
 INPUTS = np.random.default_rng(0).normal(size=(ROWS, 2)).astype(np.float32)

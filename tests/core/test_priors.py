@@ -9,8 +9,8 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
-from core import priors
-from core.errors import UserError
+from haiku_posteriors.core import priors
+from haiku_posteriors.core.errors import UserError
 
 STD = 0.7
 WEIGHT_DECAY = 1 / STD**2

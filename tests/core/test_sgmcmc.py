@@ -15,13 +15,13 @@ import pytest
 import scipy.linalg
 import scipy.special
 
-from core import noise, trees
-from core.data import make_data
-from core.errors import UserError
-from core.likelihoods import gaussian
-from core.log_joint import make_log_joint
-from core.priors import make_prior
-from core.sgmcmc import (
+from haiku_posteriors.core import approximate_normals, trees
+from haiku_posteriors.core.data import make_data
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.likelihoods import gaussian
+from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.core.sgmcmc import (
     Preconditioner,
     collects,
     constant_with_burn_in,
@@ -342,7 +342,7 @@ def test_preconditioner_never_sees_the_current_gradient(beta):
         np.testing.assert_allclose(moved - at_rest, -1e-2 * gradient / mass, rtol=1e-4)
         np.testing.assert_allclose(huge, -1e4 * gradient / mass, rtol=1e-4)
         state, mass = after, np.sqrt(0.5 * mass**2 + 0.5 * np.square(gradient))
-    xi = noise.normal_like(jax.random.key(0), second)
+    xi = approximate_normals.normal_like(jax.random.key(0), second)
     if beta is None:
         np.testing.assert_allclose(
             moves_of(sampler, 0 * second, state)[0], np.sqrt(2e-2 / mass) * xi, rtol=1e-5

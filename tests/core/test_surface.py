@@ -5,10 +5,10 @@ import jax
 import numpy as np
 import pytest
 
-from core import likelihoods, priors, surface
-from core.data import make_data
-from core.errors import UserError
-from core.log_joint import make_log_joint
+from haiku_posteriors.core import likelihoods, priors, surface
+from haiku_posteriors.core.data import make_data
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.log_joint import make_log_joint
 
 NOISE, PRECISION, TEMPERATURE = 0.5, 4.0, 2.0
 

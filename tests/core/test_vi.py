@@ -18,12 +18,12 @@ import scipy.optimize
 import scipy.stats
 from jax.flatten_util import ravel_pytree
 
-from core import trees, vi
-from core.data import make_data
-from core.errors import UserError
-from core.likelihoods import gaussian
-from core.log_joint import make_log_joint
-from core.priors import make_prior
+from haiku_posteriors.core import trees, vi
+from haiku_posteriors.core.data import make_data
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.likelihoods import gaussian
+from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.priors import make_prior
 
 ROWS, FEATURES, NOISE, PRIOR_STD = 23, 3, 0.7, 1.3
 GENERATOR = np.random.default_rng(0)

@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
-from core.errors import UserError
-from utils import checkpoint_utils
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils import checkpoint_utils
 
 STATE = {"linear": {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2)}}
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core.errors import UserError
-from utils import models
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils import models
 
 CIFAR, MNIST, TOKENS = (1, 32, 32, 3), (1, 28, 28, 1), (1, 100)
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from core.likelihoods import gaussian
-from core.log_joint import make_log_joint
-from core.method import Method
-from core.priors import make_prior
-from utils import data_utils, script_utils
+from haiku_posteriors.core.likelihoods import gaussian
+from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.utils import data_utils, script_utils
 
 
 class Still(NamedTuple):

@@ -5,14 +5,15 @@ import numpy as np
 import optax
 import pytest
 
-from core import sgd
-from core.errors import UserError
-from core.likelihoods import gaussian
-from core.log_joint import make_log_joint
-from core.priors import make_prior
-from utils import checkpoint_utils, data_utils, metrics, models
-from utils.logging_utils import RunLog, read_rows
-from utils.train_utils import DivergedError, Run
+from haiku_posteriors.core import sgd
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.judging import metrics
+from haiku_posteriors.core.likelihoods import gaussian
+from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.utils import checkpoint_utils, data_utils, models
+from haiku_posteriors.utils.logging_utils import RunLog, read_rows
+from haiku_posteriors.utils.train_utils import DivergedError, Run
 
 EPOCHS = 8
 

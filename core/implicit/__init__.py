@@ -1,0 +1,1 @@
+"""Implicit posteriors: the method, its generators, their Jacobians, mixtures of members."""

@@ -1,0 +1,1 @@
+"""How good posteriors and predictions are: diagnostics, metrics, distances and their floors."""

@@ -1,0 +1,306 @@
+"""Have the chains converged? R-hat, effective sample size, E-BFMI, and a verdict in sentences.
+
+Rank-normalised split R-hat and bulk and tail effective sample sizes are those of Vehtari, Gelman,
+Simpson, Carpenter & Buerkner (2021, arXiv 1903.08008). Arrays are (chains, draws, ...) throughout;
+each scalar along the trailing axes is a quantity of its own. Everything is computed on the host
+in float64. Where a quantity cannot be judged the answer is NaN: fewer than four draws a chain, a
+value that is not finite, or the same value in every draw of every chain. Chains that are each
+stuck, but at different values, have an infinite R-hat.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import scipy.fft
+import scipy.special
+import scipy.stats
+from numpy.typing import ArrayLike
+
+from haiku_posteriors.core.trees import Params
+
+MIN_DRAWS = 4
+BLOCK_SIZE = 2**22  # values worked on at once, so that memory does not grow with the quantities
+MEDIAN_RHAT_LIMIT = 1.01
+# The largest of thousands of R-hats is above 1.01 by chance alone: at the required effective
+# sample size of 100 a chain, the largest of 1000 comes to about 1.03 when all is well.
+LARGEST_RHAT_LIMIT = 1.05
+MIN_ESS_PER_CHAIN = 100
+MIN_ENERGY_BFMI = 0.3
+ACCEPTANCE_RANGE = (0.4, 0.98)
+
+
+class Convergence(NamedTuple):
+    """Diagnostics of each quantity; float64 arrays in the shape of the trailing axes."""
+
+    rhat: np.ndarray
+    bulk_ess: np.ndarray
+    tail_ess: np.ndarray
+
+
+class Verdict(NamedTuple):
+    """Whether a run can be trusted.
+
+    Attributes:
+      converged: whether there are no problems.
+      problems: sentences, each with what is wrong and what to change.
+      notes: sentences on what is worth knowing but no reason for distrust.
+    """
+
+    converged: bool
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def convergence(draws: ArrayLike) -> Convergence:
+    """All three diagnostics of (chains, draws, ...)."""
+    return Convergence(rhat(draws), bulk_ess(draws), tail_ess(draws))
+
+
+def rhat(draws: ArrayLike) -> np.ndarray:
+    """The larger of the rank-normalised split R-hats of the draws and of their folded values.
+
+        R-hat = sqrt(((n - 1) / n W + B / n) / W)
+
+    with W the mean variance within, and B / n the variance between, the n draws of half chains.
+    Folding, |x - median|, makes of chains that differ in spread chains that differ in location.
+    """
+
+    def both(x: np.ndarray) -> np.ndarray:
+        halves = _split(x)
+        folded = np.abs(halves - np.median(halves, axis=(0, 1)))
+        return np.fmax(*(_plain_rhat(_rank_normalise(y)) for y in (halves, folded)))
+
+    return _quantity_by_quantity(both, draws)
+
+
+def bulk_ess(draws: ArrayLike) -> np.ndarray:
+    """Effective sample size of the rank-normalised draws, for estimates of location."""
+    return _quantity_by_quantity(lambda x: _ess(_rank_normalise(_split(x))), draws)
+
+
+def tail_ess(draws: ArrayLike) -> np.ndarray:
+    """The smaller of the effective sample sizes of the 5 % and 95 % quantiles."""
+
+    def tails(x: np.ndarray) -> np.ndarray:
+        quantiles = np.quantile(x, (0.05, 0.95), axis=(0, 1))
+        return np.fmin(*(_ess(_split((x <= q).astype(float))) for q in quantiles))
+
+    return _quantity_by_quantity(tails, draws)
+
+
+def ess(draws: ArrayLike) -> np.ndarray:
+    """Effective sample size of the mean of the draws as they are: Var[mean] = Var[x] / ESS."""
+    return _quantity_by_quantity(lambda x: _ess(_split(x)), draws)
+
+
+def energy_bfmi(energies: ArrayLike) -> np.ndarray:
+    """Energy Bayesian fraction of missing information (Betancourt 2016, arXiv 1604.00695).
+
+        sum_n (E_n - E_{n-1})^2 / sum_n (E_n - mean E)^2,
+
+    one for each chain of (chains, draws). Below 0.3, drawing the momentum anew changes the energy
+    too little for the chain to reach all energies, the tails above all.
+    """
+    energies = np.asarray(energies, np.float64)
+    deviations = energies - energies.mean(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.sum(np.diff(energies, axis=1) ** 2, axis=1) / np.sum(deviations**2, axis=1)
+
+
+def subsample_parameters(
+    params: Params, max_scalars: int, seed: int = 0, num_batch_axes: int = 0
+) -> np.ndarray:
+    """A fixed random subset of the scalars in a parameter pytree, for diagnosing millions.
+
+    The choice depends on the shapes, `max_scalars` and `seed` alone, so that draws which are
+    written one by one are followed along the same scalars.
+
+    Args:
+      params: leaves with `num_batch_axes` common leading axes, such as chains and draws.
+      max_scalars: how many to keep; all of them if there are fewer.
+      seed: of the choice.
+      num_batch_axes: how many leading axes to leave as they are.
+
+    Returns:
+      An array (*batch axes, scalars), in the tree's order.
+    """
+    leaves = jax.tree.leaves(params)
+    batch_shape = leaves[0].shape[:num_batch_axes]
+    sizes = [leaf.size // int(np.prod(batch_shape, dtype=int)) for leaf in leaves]
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.choice(sum(sizes), min(max_scalars, sum(sizes)), replace=False))
+    offsets = np.cumsum([0, *sizes])
+    # Indexed leaf by leaf, where the leaf lives: only what is kept is copied to the host.
+    kept = [
+        np.asarray(
+            leaf.reshape(*batch_shape, -1)[..., chosen[(chosen >= low) & (chosen < high)] - low]
+        )
+        for leaf, low, high in zip(leaves, offsets[:-1], offsets[1:], strict=True)
+    ]
+    return np.concatenate(kept, axis=-1)
+
+
+def verdict(
+    predictions: Convergence,
+    *,
+    num_chains: int,
+    num_divergent: int,
+    acceptance: ArrayLike,
+    energy_bfmi: ArrayLike,
+    parameters: Convergence | None = None,
+) -> Verdict:
+    """Whether a run of HMC can serve as a reference, and if not, what to change.
+
+    It is the predictions that must agree between chains. A network's weights need not: relabelling
+    its units gives posteriors of equal height that no chain travels between, and that predict the
+    same.
+
+    Args:
+      predictions: of predictions at test points, after burn-in.
+      num_chains: how many chains ran.
+      num_divergent: divergent transitions after burn-in, of all chains.
+      acceptance: mean acceptance probability of each chain after burn-in; (chains,).
+      energy_bfmi: (chains,).
+      parameters: of a subset of the parameters; noted, not judged.
+    """
+    problems, notes = [], []
+    judged = np.isfinite(predictions.bulk_ess) & ~np.isnan(predictions.rhat)
+    if not judged.any():
+        problems.append(
+            "No prediction can be diagnosed: there are fewer than four draws a chain, or they are "
+            "all the same. Draw more, and see whether anything is accepted."
+        )
+    else:
+        problems += _mixing_problems(Convergence(*(x[judged] for x in predictions)), num_chains)
+        if not judged.all():
+            notes.append(
+                f"{np.sum(~judged)} of {judged.size} predictions never changed and are not judged."
+            )
+    if num_divergent > 0:
+        problems.append(
+            f"{num_divergent} transitions diverged, so parts of the posterior may be missing: "
+            "lower step_size, or raise target_accept."
+        )
+    acceptance = np.asarray(acceptance, np.float64)
+    if not np.all(acceptance >= ACCEPTANCE_RANGE[0]):
+        problems.append(
+            f"A chain accepts only {np.min(acceptance):.0%} of its proposals: lower step_size, or "
+            "adapt it over a longer num_burn_in."
+        )
+    elif np.max(acceptance) > ACCEPTANCE_RANGE[1]:
+        notes.append(
+            f"A chain accepts {np.max(acceptance):.1%} of its proposals: a larger step_size would "
+            "be as exact and cheaper."
+        )
+    lowest = np.min(energy_bfmi)
+    if lowest < MIN_ENERGY_BFMI:
+        problems.append(
+            f"E-BFMI is {lowest:.2f}, below {MIN_ENERGY_BFMI}: chains change their energy too "
+            "slowly. Burn in longer and draw more; a prior with lighter tails helps."
+        )
+    if num_chains == 1:
+        notes.append("One chain cannot show what it misses: run several (num_chains).")
+    rhats = np.empty(0) if parameters is None else parameters.rhat[~np.isnan(parameters.rhat)]
+    if rhats.size:
+        notes.append(
+            f"Of the parameters, {np.mean(rhats > LARGEST_RHAT_LIMIT):.0%} have an "
+            f"R-hat above {LARGEST_RHAT_LIMIT}; symmetries of the network alone can cause that."
+        )
+    return Verdict(not problems, tuple(problems), tuple(notes))
+
+
+def _mixing_problems(predictions: Convergence, num_chains: int) -> list[str]:
+    problems = []
+    median, largest = np.median(predictions.rhat), np.max(predictions.rhat)
+    if median > MEDIAN_RHAT_LIMIT or largest > LARGEST_RHAT_LIMIT:
+        problems.append(
+            f"R-hat of the predictions is {median:.3f} in the median and {largest:.3f} at most "
+            f"(limits {MEDIAN_RHAT_LIMIT} and {LARGEST_RHAT_LIMIT}): the chains do not agree. "
+            "Burn in longer, draw more, or lengthen the trajectory."
+        )
+    needed = MIN_ESS_PER_CHAIN * num_chains
+    for name, values in (("Bulk", predictions.bulk_ess), ("Tail", predictions.tail_ess)):
+        if np.nanmin(values, initial=np.inf) < needed:
+            problems.append(
+                f"{name} effective sample size is {np.nanmin(values):.0f} at least, below {needed} "
+                f"({MIN_ESS_PER_CHAIN} a chain): draw more, or lengthen the trajectory."
+            )
+    return problems
+
+
+def _quantity_by_quantity(
+    function: Callable[[np.ndarray], np.ndarray], draws: ArrayLike
+) -> np.ndarray:
+    """Applies (chains, draws, quantities) -> (quantities,) in blocks, where there is an answer."""
+    draws = np.asarray(draws)
+    num_chains, num_draws = draws.shape[:2]
+    flat = draws.reshape(num_chains, num_draws, -1)
+    result = np.full(flat.shape[2], np.nan)
+    if num_draws < MIN_DRAWS:
+        return result.reshape(draws.shape[2:])
+    width = max(1, BLOCK_SIZE // (num_chains * num_draws))
+    for start in range(0, flat.shape[2], width):
+        block = flat[:, :, start : start + width].astype(np.float64)
+        low, high = block.min(axis=(0, 1)), block.max(axis=(0, 1))
+        judged = np.isfinite(low) & np.isfinite(high) & (low < high)
+        if judged.any():
+            result[start : start + width][judged] = function(block[:, :, judged])
+    return result.reshape(draws.shape[2:])
+
+
+def _split(x: np.ndarray) -> np.ndarray:
+    """Halves each chain; the middle one of an odd number of draws is left out."""
+    half = x.shape[1] // 2
+    return np.concatenate([x[:, :half], x[:, -half:]])
+
+
+def _rank_normalise(x: np.ndarray) -> np.ndarray:
+    """Normal scores of the ranks over all chains, ties sharing their mean rank (Blom 1958)."""
+    ranks = scipy.stats.rankdata(x.reshape(-1, x.shape[2]), axis=0).reshape(x.shape)
+    return scipy.special.ndtri((ranks - 0.375) / (x.shape[0] * x.shape[1] + 0.25))
+
+
+def _plain_rhat(x: np.ndarray) -> np.ndarray:
+    num_draws = x.shape[1]
+    within = x.var(axis=1, ddof=1).mean(axis=0)
+    between = x.mean(axis=1).var(axis=0, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.sqrt((num_draws - 1) / num_draws + between / within)
+
+
+def _ess(x: np.ndarray) -> np.ndarray:
+    """M n / (1 + 2 sum_t rho_t), truncated by Geyer's initial monotone sequence (section 3.2)."""
+    num_chains, num_draws = x.shape[:2]
+    total = num_chains * num_draws
+    autocovariance = _autocovariance(x).mean(axis=1)  # (lags, quantities)
+    within = autocovariance[0] * num_draws / (num_draws - 1)
+    variance = autocovariance[0] + (x.mean(axis=1).var(axis=0, ddof=1) if num_chains > 1 else 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rho = 1 - (within - autocovariance) / variance
+    rho[0] = 1
+    num_pairs = max(1, (num_draws - 1) // 2)
+    pairs = rho[: 2 * num_pairs].reshape(num_pairs, 2, -1)
+    sums = pairs.sum(axis=1)
+    kept = np.cumprod(sums > 0, axis=0, dtype=bool)
+    kept[-1] = False  # a sequence that never ends is cut here: the last lags hold few products
+    kept[0] = True
+    monotone = np.minimum.accumulate(sums, axis=0)
+    # The even lag after the last pair still counts if positive: it lowers the variance of tau.
+    after = kept.sum(axis=0)
+    following = np.take_along_axis(
+        np.concatenate([pairs[:, 0], np.zeros_like(pairs[:1, 0])]), after[None], axis=0
+    )[0]
+    tau = -1 + 2 * np.sum(monotone * kept, axis=0) + np.maximum(following, 0)
+    # Antithetic chains beat independent draws, but by no more than can be told from M n of them.
+    return total / np.maximum(tau, 1 / np.log10(total))
+
+
+def _autocovariance(x: np.ndarray) -> np.ndarray:
+    """(chains, draws, quantities) -> (lags, chains, quantities), the biased estimate, by FFT."""
+    num_draws = x.shape[1]
+    length = scipy.fft.next_fast_len(2 * num_draws, real=True)
+    spectrum = np.fft.rfft(x - x.mean(axis=1, keepdims=True), length, axis=1)
+    products = np.fft.irfft(np.abs(spectrum) ** 2, length, axis=1)[:, :num_draws]
+    return np.moveaxis(products, 1, 0) / num_draws

@@ -1,0 +1,289 @@
+"""Noise inside ordinary Haiku networks: layer calls are intercepted, networks are not rewritten.
+
+A layer y = x * W + b (`hk.Linear`, `hk.Conv1D`, `hk.Conv2D`; * a product or a convolution) with
+independent Gaussian weights of means M, m and standard deviations S, s can be run in three ways,
+each by calling the module's own method with other inputs and parameters in place of its own:
+
+    local     y = x * M + m + sqrt(x^2 * S^2 + s^2) e      e ~ N(0, 1), one a row and output
+    flipout   y = x * M + m + r ((x u) * (S E) + s E')     E, E' ~ N(0, 1), one a weight;
+                                                           u, r = +-1, one a row and channel
+    dropout   y = (x z / (1 - p)) * M + m                  z ~ Bernoulli(1 - p), one a row, channel
+
+`local` (Kingma et al. 2015, arXiv 1506.02557) draws outputs and not weights. For `hk.Linear` on
+inputs (rows, features) a row's outputs then have their exact joint law, so that sums over rows of
+expectations are estimated without bias. For convolutions the outputs at two positions of one row
+share weights and are correlated, which independent noise a position ignores: each output's own law
+is right, the joint law is not, and the objective is another one, close to the right one where
+correlations matter little. It is exact where a convolution has one position only.
+
+`flipout` (Wen et al. 2018, arXiv 1803.04386) is exact for all three layers: given the signs, each
+row sees weights of the right law, and rows are uncorrelated.
+
+A call is replaced only where this is sure to be right, see `covered_modules`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
+
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.data import Data, take
+from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.networks.interception import Layer, intercept_layers
+from haiku_posteriors.core.trees import Params
+
+LAYERS: dict[type[hk.Module], int] = {hk.Linear: 0, hk.Conv1D: 1, hk.Conv2D: 2}  # spatial axes
+# (bundle, inputs, rng_key) -> outputs; a bundle holds trees of floats, among them `params`.
+NoisyNetwork = Callable[[dict[str, Params], jax.Array, jax.Array], jax.Array]
+
+
+class Call(NamedTuple):
+    """One call of a layer, as seen while tracing.
+
+    Attributes:
+      module: its name, the key of its parameters.
+      shape: of its inputs.
+      extra_axes: axes beyond rows, space and channels; negative where the rows are missing.
+      repeated: whether the call is inside a scan, a vmap or another transformation within the
+        network, and so may run many times with the same weights.
+      grouped: whether its weights are masked or its channels split into groups.
+    """
+
+    module: str
+    shape: tuple[int, ...]
+    extra_axes: int
+    repeated: bool
+    grouped: bool
+
+
+def record_calls(function: Callable[..., Any], *arguments: Any) -> list[Call]:
+    """The layer calls of `function`, traced on arrays or shapes; nothing is computed."""
+    calls: list[Call] = []
+
+    def traced(*arguments: Any) -> Any:
+        outermost = get_opaque_trace_state()
+
+        def record(module: hk.Module, layer: Layer, inputs: jax.Array) -> jax.Array:
+            grouped = (
+                getattr(module, "mask", None) is not None
+                or getattr(module, "feature_group_count", 1) > 1
+            )
+            extra_axes = inputs.ndim - 2 - LAYERS[type(module)]
+            repeated = get_opaque_trace_state() != outermost
+            calls.append(Call(module.module_name, inputs.shape, extra_axes, repeated, grouped))
+            return layer(inputs)
+
+        with intercept_layers(LAYERS, record):
+            return function(*arguments)
+
+    jax.eval_shape(traced, *arguments)
+    return calls
+
+
+def calls_with_rows(
+    network: Callable[[Params, jax.Array], jax.Array], params: Params, inputs: jax.Array
+) -> list[tuple[Call, bool]]:
+    """The network's layer calls, and whether the leading axis of each one's inputs is the rows.
+
+    The rows are told from an axis that happens to be as long by tracing two numbers of rows.
+    """
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+
+    def calls(rows: int) -> list[Call]:
+        some = jax.ShapeDtypeStruct((rows, *inputs.shape[1:]), inputs.dtype)
+        return record_calls(network, shapes, some)
+
+    return [
+        (few, few.shape[:1] == (2,) and many.shape[:1] == (3,))
+        for few, many in zip(calls(2), calls(3), strict=True)
+    ]
+
+
+def covered_modules(
+    network: Callable[[Params, jax.Array], jax.Array],
+    params: Params,
+    inputs: jax.Array,
+    estimator: str,
+) -> tuple[str, ...]:
+    """The modules whose calls `local` or `flipout` may replace; all others keep drawn weights.
+
+    A module must be called once, outside any loop, since the noise of its weights must be the same
+    whenever one row meets them; on inputs whose leading axis is the rows; and have ordinary weights
+    (no mask, no groups). `local` also needs that each row meets the weights of a `hk.Linear` at one
+    position only, i.e. inputs (rows, features).
+
+    Args:
+      network: (params, inputs) -> outputs.
+      params: arrays or shapes.
+      inputs: (rows, ...), arrays or shapes.
+      estimator: "local", "flipout", or "reparameterization", which replaces nothing.
+
+    Returns:
+      Names of modules.
+    """
+    if estimator == "reparameterization":
+        return ()
+    calls = calls_with_rows(network, params, inputs)
+    names = [call.module for call, _ in calls]
+
+    def covered(call: Call, by_row: bool) -> bool:
+        axes_fit = call.extra_axes == 0 if estimator == "local" else call.extra_axes >= 0
+        once = names.count(call.module) == 1 and not call.repeated
+        return once and by_row and axes_fit and not call.grouped
+
+    return tuple(call.module for call, by_row in calls if covered(call, by_row))
+
+
+def covered_parameters(
+    log_joint: LogJoint, inputs: jax.Array, estimator: str
+) -> tuple[list[str], list[str]]:
+    """Names of the random parameters that `estimator` covers, and of those drawn as such instead.
+
+    Args:
+      log_joint: of the network in question.
+      inputs: (rows, ...); only shape and dtype matter.
+      estimator: as for `covered_modules`.
+    """
+    params = jax.eval_shape(log_joint.init, jax.random.key(0))
+    modules = covered_modules(log_joint.network, params, inputs, estimator)
+    names = list(trees.named_leaves(log_joint.partition(params)[0]))
+    covered = [name for name in names if _module(name) in modules]
+    return covered, [name for name in names if name not in covered]
+
+
+def noisy_network(
+    network: Callable[[Params, jax.Array], jax.Array], modules: tuple[str, ...], estimator: str
+) -> NoisyNetwork:
+    """The network with `local` or `flipout` noise in the calls of `modules`.
+
+    Its bundle holds `params`, with the means of the parameters of `modules`, and `spread`: their
+    standard deviations for `local`, a draw of w - mean for `flipout`; none where w is not random.
+    """
+    estimate = _local if estimator == "local" else _flipout
+
+    def apply(bundle: dict[str, Params], inputs: jax.Array, rng_key: jax.Array) -> jax.Array:
+        spreads = trees.named_leaves(bundle["spread"])
+
+        def intercept(module: hk.Module, layer: Layer, x: jax.Array) -> jax.Array:
+            names = [f"{module.module_name}/{name}" for name in ("w", "b")]
+            own = {name: spreads[name] for name in names if name in spreads}
+            if module.module_name not in modules or not own:
+                return layer(x)
+            key = jax.random.fold_in(rng_key, modules.index(module.module_name))
+            return estimate(layer, x, own, key, getattr(module, "channel_index", -1))
+
+        with intercept_layers(LAYERS, intercept):
+            return network(bundle["params"], inputs)
+
+    return apply
+
+
+def sampled_log_likelihood(
+    log_joint: LogJoint,
+    mean: Params,
+    scale: Params,
+    drawn: Params,
+    data: Data,
+    rng_key: jax.Array,
+    estimator: str,
+) -> jax.Array:
+    """log p(D | w), not tempered, at w ~ q: by `estimator` where it covers w, else at `drawn`.
+
+    Args:
+      log_joint: of the network.
+      mean: of the random parameters under q, `None` elsewhere.
+      scale: their standard deviations, likewise.
+      drawn: a draw from q of all parameters, with the point estimates in their places.
+      data: rows and weights.
+      rng_key: of the noise inside the network.
+      estimator: as for `covered_modules`.
+
+    Returns:
+      A scalar, of expectation E_q[log p(D | w)] with the exception for `local` stated above.
+    """
+    modules = covered_modules(log_joint.network, drawn, data.inputs, estimator)
+    means = trees.map_with_name(lambda name, m: m if _module(name) in modules else None, mean)
+    noise = jax.tree.map(jnp.subtract, log_joint.partition(drawn)[0], mean)
+    bundle = {
+        "params": trees.merge(means, drawn),
+        "spread": scale if estimator == "local" else noise,
+    }
+    network = noisy_network(log_joint.network, modules, estimator)
+    return noisy_log_likelihood(log_joint, network, bundle, data, rng_key)
+
+
+def noisy_log_likelihood(
+    log_joint: LogJoint,
+    network: NoisyNetwork,
+    bundle: dict[str, Params],
+    data: Data,
+    rng_key: jax.Array,
+) -> jax.Array:
+    """sum_i a_i log p(y_i | network(bundle, x_i, noise_i)), not tempered, in microbatches.
+
+    Every row carries a key, and a microbatch uses that of its first row, so that no two rows share
+    noise, whatever the number of microbatches. The likelihood's own parameters are in `params`.
+    """
+    pieces, rows = log_joint.num_microbatches, data.weights.shape[0]
+    if rows % pieces:
+        position = jnp.arange(-(-rows // pieces) * pieces)
+        index = jnp.where(position < rows, position, 0)
+        data = take(data, index, jnp.where(position < rows, data.weights[index], 0.0))
+    keys = jax.random.split(rng_key, data.weights.shape[0])
+    noisy = dataclasses.replace(
+        log_joint, network=lambda bundle, rows: network(bundle, rows[0], rows[1][0])
+    )
+    own = bundle["params"].get(PARAMETER_GROUP, {})
+    return noisy.log_likelihood(
+        {**bundle, PARAMETER_GROUP: own},
+        dataclasses.replace(data, inputs=(data.inputs, keys)),  # type: ignore[arg-type]
+    )
+
+
+def _local(
+    layer: Layer, x: jax.Array, scales: dict[str, jax.Array], key: jax.Array, channel: int
+) -> jax.Array:
+    variance = _with_parameters(layer, jax.tree.map(jnp.square, scales), jnp.square(x))
+    # Where all inputs are zero so is the variance, and the root's gradient would be infinite.
+    positive = variance > 0
+    std = jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
+    return layer(x) + std * jax.random.normal(key, std.shape, std.dtype)
+
+
+def _flipout(
+    layer: Layer, x: jax.Array, noise: dict[str, jax.Array], key: jax.Array, channel: int
+) -> jax.Array:
+    def signs(index: int, shape: tuple[int, ...]) -> jax.Array:
+        own_key = jax.random.fold_in(key, index)
+        return jax.random.rademacher(own_key, row_and_channel(shape, channel), x.dtype)
+
+    mean = layer(x)
+    # The bias is the weight of a constant input, whose own sign may be fixed to 1.
+    perturbation = _with_parameters(layer, noise, x * signs(0, x.shape))
+    return mean + signs(1, mean.shape) * perturbation
+
+
+def _with_parameters(layer: Layer, values: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """The layer's output with other parameters than its own; those not in `values` are zero."""
+
+    def getter(next_getter: Callable, value: jax.Array, context: hk.GetterContext) -> jax.Array:
+        return next_getter(values.get(context.full_name, jnp.zeros_like(value)))
+
+    with hk.custom_getter(getter):
+        return layer(x)
+
+
+def _module(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def row_and_channel(shape: tuple[int, ...], channel: int, by_row: bool = True) -> tuple[int, ...]:
+    """`shape` with 1 for all axes but the rows (the first, if `by_row`) and the channels."""
+    kept = {channel % len(shape)} | ({0} if by_row else set())
+    return tuple(n if axis in kept else 1 for axis, n in enumerate(shape))

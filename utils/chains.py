@@ -1,0 +1,115 @@
+"""A method over many chains as three compiled functions, and the keys that drive it.
+
+Keys are derived, never carried: fold_in(fold_in(fold_in(key(seed), purpose), epoch), chain).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Info, Method, State
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import devices
+from haiku_posteriors.utils.data_utils import Dataset
+
+# Purposes of random keys; never renumber, or old runs cannot be repeated.
+INIT, STEP, DRAW, EVALUATE = range(4)
+# Of stages before and after the loop, in scripts that have them.
+PRETRAIN_INIT, PRETRAIN, EVIDENCE, MIX, PILOT, REFINE = range(4, 10)
+
+
+def chain_key(seed: int, purpose: int, epoch: jax.Array | int, chain: jax.Array) -> jax.Array:
+    """The key of one chain, by its global index, for one purpose at one epoch."""
+    key = jax.random.fold_in(jax.random.key(seed), purpose)
+    return jax.random.fold_in(jax.random.fold_in(key, epoch), chain)
+
+
+class Program(NamedTuple):
+    """A method over all chains, compiled.
+
+    Attributes:
+      init: (params (chains, ...) or None) -> state.
+      run: (state, data, first, last) -> (state, info of the last epoch, whether all is finite).
+      draw: (state, purpose, epoch, num_draws) -> params (chains, num_draws, ...).
+    """
+
+    init: jax.stages.Wrapped
+    run: jax.stages.Wrapped
+    draw: jax.stages.Wrapped
+
+
+def compile_method(
+    method: Method, seed: int, num_chains: int, mesh: Mesh, step_purpose: int = STEP
+) -> Program:
+    """Adds the chain axis to a method and compiles its three functions once each."""
+    chains, whole = devices.chain_sharding(mesh), devices.replicated(mesh)
+
+    def over_chains(function: Callable, argument: Any) -> Any:
+        """function(argument of a chain, index of the chain), for all chains."""
+        if num_chains > 1:
+            return jax.vmap(function)(argument, jnp.arange(num_chains))
+        # On a CPU, a matrix product with a batch axis of one is slower than one without.
+        result = function(jax.tree.map(lambda leaf: leaf[0], argument), jnp.array(0))
+        return jax.tree.map(lambda leaf: leaf[None], result)
+
+    def init(params: Params | None) -> State:
+        return over_chains(
+            lambda params, chain: method.init(chain_key(seed, INIT, 0, chain), params), params
+        )
+
+    def run(
+        state: State, data: Data, first: jax.Array, last: jax.Array
+    ) -> tuple[State, Info, jax.Array]:
+        def run_chain(state: State, chain: jax.Array) -> tuple[State, Info, jax.Array]:
+            def step(state: State, epoch: jax.Array) -> tuple[State, Info]:
+                return method.step(state, data, chain_key(seed, step_purpose, epoch, chain))
+
+            def body(epoch: jax.Array, carry: tuple[State, Info, jax.Array]) -> tuple:
+                state, _, total = carry
+                state, info = step(state, epoch)
+                # A sum stays non-finite once it is, and costs less than a test in every epoch.
+                return state, info, total + jnp.sum(info["log_joint"])
+
+            shapes = jax.eval_shape(step, state, first)[1]
+            empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            zero = jnp.zeros((), empty["log_joint"].dtype)
+            return jax.lax.fori_loop(first, last, body, (state, empty, zero))
+
+        state, info, total = over_chains(run_chain, state)
+        return state, info, trees.all_finite((state, total))
+
+    def draw(state: State, purpose: int, epoch: jax.Array, num_draws: int) -> Params:
+        return over_chains(
+            lambda state, chain: method.draw(
+                state, chain_key(seed, purpose, epoch, chain), num_draws
+            ),
+            state,
+        )
+
+    return Program(
+        jax.jit(init, out_shardings=chains),
+        # Pinned, or the compiler may place the outputs otherwise and the next call recompiles.
+        jax.jit(run, out_shardings=(chains, whole, whole)),
+        jax.jit(draw, static_argnums=(1, 3), out_shardings=chains),
+    )
+
+
+def compile_stage(
+    log_joint: LogJoint,
+    dataset: Dataset,
+    method: Method,
+    seed: int,
+    num_chains: int,
+    purpose: int,
+) -> tuple[Program, Data]:
+    """A method beside the loop, for a stage before or after it, and the training rows in place."""
+    mesh = devices.make_mesh(num_chains)
+    pieces = log_joint.num_microbatches
+    data = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
+    return compile_method(method, seed, num_chains, mesh, purpose), data

@@ -1,0 +1,76 @@
+"""A user's own arrays: what they are taken for, and what is refused."""
+
+import numpy as np
+
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils.datasets.readers import RawData
+
+
+def check_arrays(
+    source: str,
+    x_train: np.ndarray,
+    y_train: np.ndarray,
+    x_test: np.ndarray,
+    y_test: np.ndarray,
+    task: str | None = None,
+) -> RawData:
+    """Arrays as a data set, still to be scaled; `source` names them in error messages.
+
+    uint8 inputs are images, given a channel axis if they have none; other integer inputs are
+    tokens. Integer targets are class labels, unless `task` says otherwise.
+    """
+    for array in (x_train, y_train, x_test, y_test):
+        if array.dtype.kind not in "biuf":
+            raise UserError(f"{source} must hold real numbers, not values of {array.dtype}.")
+        if not np.isfinite(array).all():
+            raise UserError(f"{source} holds values that are not finite numbers.")
+    x_train, x_test, scaling = _own_inputs(source, x_train, x_test)
+    if task is None:
+        task = "regression" if y_train.dtype.kind == "f" else "classification"
+    if task == "classification":
+        y_train, y_test, num_classes = _own_labels(source, y_train, y_test)
+        return RawData(task, x_train, y_train, x_test, y_test, num_classes, scaling)
+    if y_train.ndim > 2 or y_train.shape[1:] != y_test.shape[1:]:
+        raise UserError(f"{source} must have targets of shape (rows,) or (rows, targets).")
+    y_train, y_test = (y.astype(np.float64).reshape(len(y), -1) for y in (y_train, y_test))
+    return RawData(task, x_train, y_train, x_test, y_test, 0, scaling, True)
+
+
+def _own_inputs(
+    source: str, x_train: np.ndarray, x_test: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, str]:
+    def kind(x: np.ndarray) -> str:
+        if x.dtype == np.uint8:
+            return "image"
+        return "tokens" if x.dtype.kind in "iu" else "floats"
+
+    if x_train.shape[1:] != x_test.shape[1:] or kind(x_train) != kind(x_test):
+        raise UserError(f"{source} has x_train and x_test of different row shapes or types.")
+    if x_train.ndim == 1:
+        x_train, x_test = x_train[:, np.newaxis], x_test[:, np.newaxis]
+    if kind(x_train) == "tokens" and min(x_train.min(), x_test.min()) < 0:
+        raise UserError(
+            f"{source} has negative integer inputs, which cannot be tokens; save features as "
+            "floats."
+        )
+    if kind(x_train) != "image":
+        return x_train, x_test, "feature" if x_train.ndim == 2 else "global"
+    if x_train.ndim == 3:
+        x_train, x_test = x_train[..., np.newaxis], x_test[..., np.newaxis]
+    # Flat images too: pixels at the border that hardly ever vary must not be blown up.
+    return x_train, x_test, "global"
+
+
+def _own_labels(
+    source: str, y_train: np.ndarray, y_test: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    if y_train.size != len(y_train) or y_test.size != len(y_test):
+        raise UserError(f"{source} must have one class label a row.")
+    y_train, y_test = y_train.reshape(-1), y_test.reshape(-1)
+    present = np.union1d(y_train, y_test)
+    if not np.array_equal(present, np.arange(len(present))):
+        raise UserError(
+            f"{source} must have class labels 0 to K - 1, each of them present; it has "
+            f"{len(present)} different ones from {present[0]} to {present[-1]}."
+        )
+    return y_train, y_test, len(present)

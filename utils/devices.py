@@ -1,0 +1,62 @@
+"""Where arrays live: a mesh with axes `chain` and `data`. Nothing else knows the devices.
+
+The log-joint is written once, as a plain sum over rows, and everything runs under `jax.jit` on
+global arrays; the compiler adds the collectives. Random numbers depend on global indices, so that
+results do not depend on the number of devices beyond the rounding of sums.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from haiku_posteriors.core.data import Data, make_data
+
+
+def make_mesh(num_chains: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """As many devices as divide the chains go to `chain`; the rest of them share the rows."""
+    devices = jax.devices() if devices is None else devices
+    chain = math.gcd(num_chains, len(devices))
+    return jax.make_mesh(
+        (chain, len(devices) // chain),
+        ("chain", "data"),
+        axis_types=(AxisType.Auto, AxisType.Auto),
+        devices=devices,
+    )
+
+
+def chain_sharding(mesh: Mesh) -> NamedSharding:
+    """For arrays with a leading chain axis: spread over `chain`, replicated over `data`."""
+    return NamedSharding(mesh, PartitionSpec("chain"))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """For arrays that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def draw_placement(mesh: Mesh, num_draws: int) -> Callable[[jax.Array], jax.Array]:
+    """In a program, spreads arrays with a leading axis of draws over `data`, if it divides them.
+
+    For work that does not involve the rows, which each device would otherwise repeat.
+    """
+    if num_draws % mesh.shape["data"]:
+        return lambda array: array
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    return lambda array: jax.lax.with_sharding_constraint(array, sharding)
+
+
+def place_data(
+    inputs: np.ndarray, targets: np.ndarray, mesh: Mesh, num_microbatches: int = 1
+) -> Data:
+    """Puts rows on the devices, padded so that devices and microbatches divide them."""
+    data = make_data(inputs, targets, multiple_of=mesh.shape["data"] * num_microbatches)
+    return jax.device_put(data, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def to_host(tree: Any) -> Any:
+    """Global arrays as NumPy arrays."""
+    return jax.tree.map(np.asarray, jax.device_get(tree))

@@ -1,0 +1,1 @@
+"""Run folders opened again, and everything that is written about runs."""

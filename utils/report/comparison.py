@@ -1,0 +1,210 @@
+"""What a comparison leaves in its folder: comparison.html, .csv, .md and the pictures."""
+
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.judging import floors
+from haiku_posteriors.core.judging.floors import Estimate
+from haiku_posteriors.utils import ensemble_utils
+from haiku_posteriors.utils.plots import comparison, plot_utils
+from haiku_posteriors.utils.report import pages, run_folders
+from haiku_posteriors.utils.report.run_folders import Predictive
+
+LABELS = {
+    "draws": "draws",
+    "accuracy": "accuracy",
+    "rmse": "RMSE",
+    "nll": "NLL",
+    "nll_difference": "NLL - reference's",
+    "ece": "ECE",
+    "brier": "Brier score",
+    "coverage_90": "coverage of 90 % intervals",
+    "agreement": "agreement",
+    "total_variation": "total variation",
+    "w1": "W1 of functions",
+    "std_ratio": "std of functions, ratio",
+    "parameter_std_ratio": "std of parameters, ratio",
+    "correlation_error": "error of correlations",
+    "median_rhat": "R-hat, median",
+    "largest_rhat": "R-hat, largest",
+    "smallest_bulk_ess": "ESS, least",
+    "seconds": "seconds",
+    "megabytes": "peak memory, MB",
+}
+DISTANCES = {
+    key: LABELS[key]
+    for key in (
+        *("agreement", "total_variation", "w1", "std_ratio"),
+        *("parameter_std_ratio", "correlation_error"),
+    )
+}
+DEFINITIONS = (
+    "± is a standard error: over the test rows (bootstrap); for parameters and floors, the "
+    "standard deviation over ways to halve the reference's chains. The randomness of training is "
+    "in neither.",
+    "The floor is what draws from the reference itself score: one half of its chains against the "
+    "other, thinned to as many draws as the method has. Distances of finite sets of draws are "
+    "above zero by chance alone, the more so the fewer there are; the method is measured against "
+    "the same halves with the same number of draws. Green: within two standard errors of the "
+    "floor, or better, as the average of a few point estimates can be.",
+    "Agreement is the share of rows with the same most probable class, total variation the mean of "
+    "half the absolute differences of class probabilities, both of predictions averaged over "
+    "draws.",
+    "W1 of functions is the mean over test rows of the Wasserstein distance between the two sets "
+    "of draws of the network's function (means in regression, centred logits in classification), "
+    "in the reference's standard deviations. The ratio of their standard deviations is a geometric "
+    "mean; below 1 the method is too sure of its function.",
+    "Of the parameters, the median ratio of standard deviations and the root mean square error of "
+    "all correlations, over at most 300 of them. Symmetries of the network (relabelled units) are "
+    "in these numbers: a chain that visits several copies of a mode is wider than one that does "
+    "not.",
+    "R-hat and effective sample size (ESS) are of predictions at test rows, for Markov chains.",
+)
+GRID_POINTS = 300
+GRID_MARGIN = 0.3  # how far beyond the data the panels reach, in units of their range
+DRAWS_SHOWN = 200
+
+
+def write(directory: pathlib.Path, reference: Predictive, candidates: Sequence[Predictive]) -> None:
+    """Compares, writes everything, and prints the table.
+
+    Raises:
+      UserError: a candidate cannot be compared with the reference.
+    """
+    for candidate in candidates:
+        run_folders.refuse_other_data(candidate, reference)
+    reference, *candidates = run_folders.distinct_names([reference, *candidates])
+    results = {
+        predictive.name: _facts(predictive)
+        | floors.quality(predictive)
+        | floors.likelihood_difference(predictive, reference)
+        | floors.compare(predictive, reference)
+        for predictive in (reference, *candidates)
+    }
+    warnings, notes = remarks(reference, candidates)
+    pictures, left_out = _draw(directory, reference, candidates, results)
+    notes += left_out
+    title = f"Against {reference.name}"
+    if reference.flags:
+        title += f": {reference.flags['model_name']} on {reference.summary['dataset']}"
+    pages.write_markdown(directory / "comparison.md", results, LABELS)
+    pages.write_csv(directory / "comparison.csv", results)
+    sections = {
+        "": pages.html_list(warnings, "warning") + pages.html_list(notes),
+        "Numbers": pages.html_table(results, LABELS),
+        "Pictures": "\n".join(
+            pages.html_picture(path, caption) for path, caption in pictures.items()
+        ),
+        "What the numbers mean": pages.html_list(DEFINITIONS),
+    }
+    pages.write_html(directory / "comparison.html", title, sections)
+    print(pages.text_table(results, LABELS, "simple"))
+    print("In brackets: the floor, what as many draws of the reference itself would score.")
+    for sentence in warnings:
+        print(f"Warning: {sentence}")
+    for sentence in notes:
+        print(f"- {sentence}")
+    print(f"The report is {directory / 'comparison.html'}; comparison.csv and .md are beside it.")
+
+
+def remarks(reference: Predictive, candidates: Sequence[Predictive]) -> tuple[list[str], list[str]]:
+    """Sentences on what makes the numbers doubtful, and on what else to know."""
+    warnings = []
+    if reference.diagnostics.get("problems"):
+        problems = " ".join(reference.diagnostics["problems"])
+        warnings.append(f"The reference has not converged by its own verdict. {problems}")
+    notes = []
+    if not floors.halve(len(reference.outputs), reference.num_chains):
+        notes.append(
+            f"{reference.name} has {len(reference.outputs)} draw(s): distances between functions "
+            "and floors cannot be told from it."
+        )
+    elif reference.num_chains == 1:
+        warnings.append(
+            "The reference is one chain: its floor is the distance between its two halves, which "
+            "does not show what the chain as a whole misses."
+        )
+    if all(predictive.targets is None for predictive in (reference, *candidates)):
+        notes.append(
+            "There are no labels: give --targets for accuracy, likelihood and calibration."
+        )
+    for candidate in candidates:
+        if candidate.flags and reference.flags:
+            differing = run_folders.flag_differences(candidate, reference)
+            if differing:
+                warnings.append(
+                    f"{candidate.name} is of another posterior: {', '.join(differing)}. Its "
+                    "distances measure that, too."
+                )
+    return warnings, notes
+
+
+def _facts(predictive: Predictive) -> dict[str, Estimate]:
+    summary, chains = predictive.summary, predictive.diagnostics.get("predictions", {})
+    found = {"draws": float(len(predictive.outputs))}
+    found |= {
+        key: chains[key]
+        for key in ("median_rhat", "largest_rhat", "smallest_bulk_ess")
+        if chains.get(key) is not None  # null where draws were too few to tell
+    }
+    if "seconds" in summary:
+        found["seconds"] = summary["seconds"]
+    if "peak_memory_bytes" in summary:
+        found["megabytes"] = summary["peak_memory_bytes"] / 1e6
+    return {name: Estimate(float(value)) for name, value in found.items()}
+
+
+def _draw(
+    directory: pathlib.Path,
+    reference: Predictive,
+    candidates: Sequence[Predictive],
+    results: pages.Results,
+) -> tuple[dict[pathlib.Path, str], list[str]]:
+    """Draws what the data allow; captions by file, and a sentence on what could not be drawn."""
+    pictures, left_out = {}, []
+    everyone = (reference, *candidates)
+    if reference.flags and reference.task == "regression":
+        path = directory / "predictive.png"
+        try:
+            if _predictive_panel(path, [run for run in everyone if run.flags]):
+                pictures[path] = "Predictive distributions, all on the same axes."
+        except UserError as error:  # the data are elsewhere; the predictions are here
+            left_out.append(f"Predictive distributions are not drawn. {error}")
+    compared = {candidate.name: results[candidate.name] for candidate in candidates}
+    if any(key in run for run in compared.values() for key in DISTANCES):
+        path = directory / "distances.png"
+        comparison.distance_bars(path, compared, DISTANCES)
+        pictures[path] = "Distances from the reference (agreement: the more the better; ratios: 1)."
+    if any(predictive.targets is not None for predictive in everyone):
+        path = directory / "calibration.png"
+        comparison.calibration_curves(path, everyone)
+        pictures[path] = "Calibration on the test rows."
+    if len(reference.outputs) > 1 and any(len(c.outputs) > 1 for c in candidates):
+        path = directory / "spread.png"
+        comparison.spread_scatter(path, candidates, reference)
+        pictures[path] = (
+            "Standard deviation of the network's function at test rows: below the line, the "
+            "method is surer than the reference."
+        )
+    return pictures, left_out
+
+
+def _predictive_panel(path: pathlib.Path, runs: Sequence[Predictive]) -> bool:
+    """Draws all runs on one grid; False where the data have more than one input or target."""
+    panels = {}
+    for run in runs:
+        log_joint, dataset = run_folders.load_problem(run)
+        if dataset.x_train.shape[1:] != (1,) or dataset.y_train.shape[1:] != (1,):
+            return False
+        low, high = float(dataset.x_train.min()), float(dataset.x_train.max())
+        margin = GRID_MARGIN * (high - low)
+        grid = np.linspace(low - margin, high + margin, GRID_POINTS)
+        draws = run_folders.choose_draws(log_joint, run, DRAWS_SHOWN)
+        predict = run_folders.make_predictor(log_joint, dataset, draws)
+        panels[run.name] = predict(grid[:, None]).outputs
+    targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset)
+    plot_utils.predictive_panel(path, panels, grid, dataset.x_train, targets)
+    return True

@@ -1,0 +1,1 @@
+"""What runs before and after the loop."""
