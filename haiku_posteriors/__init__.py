@@ -1,3 +1,3 @@
 """Functional inference for Bayesian neural networks in JAX and Haiku, measured against HMC."""
 
-__version__ = "0.2.0"
+from haiku_posteriors.version import __version__ as __version__

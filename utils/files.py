@@ -1,7 +1,6 @@
 """Files by their kind: written under a temporary name and renamed, read without running code."""
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -38,10 +37,9 @@ def opened_atomically(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
-    """Writes an .npz file, atomically."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_atomically(path, buffer.getvalue())
+    """Writes an .npz file, atomically and without a copy of the arrays."""
+    with opened_atomically(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:

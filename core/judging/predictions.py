@@ -42,6 +42,14 @@ class Predictions(NamedTuple):
         assert self.log_likelihoods is not None
         return self.log_likelihoods.reshape(-1, *self.log_likelihoods.shape[2:])
 
+    def latest(self, num_draws: int) -> "Predictions":
+        """Of the last `num_draws` draws of each chain."""
+        assert self.log_likelihoods is not None
+        return self._replace(
+            outputs=self.outputs[:, -num_draws:],
+            log_likelihoods=self.log_likelihoods[:, -num_draws:],
+        )
+
 
 def evenly(count: int, wanted: int) -> np.ndarray:
     """At most `wanted` of the indices 0 to count - 1, each in the middle of an equal part."""

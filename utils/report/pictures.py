@@ -9,7 +9,7 @@ from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.utils import ensemble_utils
 from haiku_posteriors.utils.data_utils import Dataset
-from haiku_posteriors.utils.logging_utils import read_rows
+from haiku_posteriors.utils.files import read_rows
 from haiku_posteriors.utils.plots import plot_utils
 from haiku_posteriors.utils.train_utils import RunResult
 
@@ -24,7 +24,7 @@ def draw_run(
 ) -> list[pathlib.Path]:
     """Draws what suits the data, and returns the files."""
     pictures = {}
-    outputs = result.test_predictions.flat().outputs
+    outputs = result.test_predictions.flat_outputs
     targets = ensemble_utils.targets_in_original_units(dataset.y_test, dataset)
     one_input = dataset.x_train.shape[1:] == (1,)
     two_inputs = dataset.x_train.shape[1:] == (2,)
@@ -59,11 +59,10 @@ def predict_grid(
     total = result.test_predictions.outputs.shape[1]
     per_chain = max(1, DRAWS_SHOWN // result.test_predictions.outputs.shape[0])
     few = np.unique(np.linspace(0, total - 1, min(total, per_chain)).astype(int))
-    draws = jax.tree.map(lambda leaf: leaf[:, few], result.draws)
     dummy = np.zeros((len(grid), *dataset.y_train.shape[1:]), dataset.y_train.dtype)
     predict = ensemble_utils.make_predictor(log_joint, dataset)
     data = jax.device_put(make_data(grid.astype(dataset.x_train.dtype), dummy))
-    return predict(draws, data).flat().outputs
+    return predict(result.store.take(few), data).flat_outputs
 
 
 def _axis(values: np.ndarray, points: int) -> np.ndarray:

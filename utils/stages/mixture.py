@@ -57,7 +57,7 @@ def member_elbos(
     return values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
 
 
-def describe(elbos: np.ndarray, errors: np.ndarray, weights: np.ndarray) -> str:
+def describe_elbos(elbos: np.ndarray, errors: np.ndarray, weights: np.ndarray) -> str:
     """The members' ELBOs, and what they say of the mixture."""
     each = ", ".join(f"{v:.2f} (error {e:.2f})" for v, e in zip(elbos, errors, strict=True))
     if len(elbos) == 1:
