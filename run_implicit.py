@@ -148,7 +148,7 @@ def make_method(log_joint: LogJoint, generator: Generator, epoch: int) -> Method
     if FLAGS.clip_gradient:
         optimizer = optax.chain(optax.clip_by_global_norm(FLAGS.clip_gradient), optimizer)
     mesh = devices.make_mesh(FLAGS.num_members)
-    return implicit_vi.implicit(
+    return implicit_vi.implicit_vi(
         log_joint,
         optimizer,
         FLAGS.batch_size,

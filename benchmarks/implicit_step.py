@@ -113,7 +113,7 @@ def step_times() -> None:
         names = [*(["exact"] if small else []), "lanczos", "singular_value"]
         contenders, state = [], None
         for estimator in names:
-            method = implicit_vi.implicit(
+            method = implicit_vi.implicit_vi(
                 log_joint,
                 optax.sgd(1e-6),
                 num_rows,
@@ -122,7 +122,7 @@ def step_times() -> None:
                 num_samples=1,
             )
             state = method.init(jax.random.key(0), None)
-            contenders.append(partial(jax.jit(method.step), state, data, jax.random.key(1)))
+            contenders.append(partial(jax.jit(method.step), jax.random.key(1), state, data))
         assert state is not None
         contenders.append(ideal(log_joint, generator, state.sampler, data, num_steps))
         *found, best = medians(contenders)
@@ -186,7 +186,7 @@ def wide_resnet() -> None:
         f"{trees.size(shapes):,} weights, d = {generator.latent_size:,}, 64 rows a step."
     )
     for name in ("lanczos", "singular_value"):
-        method = implicit_vi.implicit(
+        method = implicit_vi.implicit_vi(
             log_joint,
             optax.adam(1e-4),
             64,
@@ -196,10 +196,10 @@ def wide_resnet() -> None:
             noise_scale=1e-2,
         )
         state = jax.jit(method.init)(jax.random.key(0), None)
-        step = jax.jit(method.step, donate_argnums=0)
+        step = jax.jit(method.step, donate_argnums=1)
         for number in range(4):
             started = time.perf_counter()
-            state, info = jax.block_until_ready(step(state, data, jax.random.key(number)))
+            state, info = jax.block_until_ready(step(jax.random.key(number), state, data))
             found = {key: float(value[0]) for key, value in info.items()}
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             print(

@@ -56,7 +56,7 @@ def num_minibatches(num_rows: int, batch_size: int) -> int:
 
 
 def minibatch_indices(
-    num_rows: int, batch_size: int, rng_key: jax.Array, float_dtype: jnp.dtype
+    rng_key: jax.Array, num_rows: int, batch_size: int, float_dtype: jnp.dtype
 ) -> tuple[jax.Array, jax.Array]:
     """A random partition of the rows into minibatches whose sizes differ by one at most.
 

@@ -284,7 +284,7 @@ def sgmcmc(
         params = log_joint.init(rng_key) if params is None else params
         return SGMCMCState(params, sampler.init(params))
 
-    def update(state: SGMCMCState, batch: Data, rng_key: jax.Array) -> tuple[SGMCMCState, Info]:
+    def update(rng_key: jax.Array, state: SGMCMCState, batch: Data) -> tuple[SGMCMCState, Info]:
         loss, gradient = jax.value_and_grad(lambda params: -log_joint(params, batch))(state.params)
         random, _ = log_joint.partition(state.params)
         moves, sampler_state = sampler.update(
@@ -293,7 +293,7 @@ def sgmcmc(
         params = optax.apply_updates(state.params, moves)
         return SGMCMCState(params, sampler_state), {"log_joint": -loss}
 
-    def step(state: SGMCMCState, data: Data, rng_key: jax.Array) -> tuple[SGMCMCState, Info]:
-        return minibatch_epoch(update, state, data, rng_key, batch_size)
+    def step(rng_key: jax.Array, state: SGMCMCState, data: Data) -> tuple[SGMCMCState, Info]:
+        return minibatch_epoch(rng_key, update, state, data, batch_size)
 
-    return Method(init, step, lambda state, rng_key, num_draws: repeat(state.params, num_draws))
+    return Method(init, step, lambda rng_key, state, num_draws: repeat(state.params, num_draws))

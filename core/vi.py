@@ -119,7 +119,7 @@ def initial_variational(
     return VariationalParams(mean, raw_scale, point, log_prior_scale)
 
 
-def draw_params(variational: VariationalParams, rng_key: jax.Array) -> Params:
+def sample_params(rng_key: jax.Array, variational: VariationalParams) -> Params:
     """One draw of all parameters: w = mu + sigma e, and the point estimates as they are."""
     # One draw for all leaves together: a generator a leaf takes long to compile in deep networks.
     flat, unravel = ravel_pytree(variational.mean)
@@ -134,10 +134,10 @@ def draw_params(variational: VariationalParams, rng_key: jax.Array) -> Params:
 
 
 def evidence_terms(
+    rng_key: jax.Array,
     log_joint: LogJoint,
     variational: VariationalParams,
     data: Data,
-    rng_key: jax.Array,
     estimator: str = "reparameterization",
     kl: str = "reverse",
     num_samples: int = 1,
@@ -145,10 +145,10 @@ def evidence_terms(
     """Unbiased, differentiable estimates of the ELBO's terms (see `noisy_layers` on `local`).
 
     Args:
+      rng_key: of all noise.
       log_joint: of the model.
       variational: where to evaluate.
       data: all data or a minibatch, with its weights.
-      rng_key: of all noise.
       estimator: one of ESTIMATORS.
       kl: one of KL_DIRECTIONS.
       num_samples: draws of q to average.
@@ -159,9 +159,9 @@ def evidence_terms(
     mean, scale = variational.mean, jax.tree.map(jax.nn.softplus, variational.raw_scale)
 
     def sample(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        drawn = draw_params(variational, jax.random.fold_in(key, 0))
+        drawn = sample_params(jax.random.fold_in(key, 0), variational)
         log_likelihood = noisy_layers.sampled_log_likelihood(
-            log_joint, mean, scale, drawn, data, jax.random.fold_in(key, 1), estimator
+            jax.random.fold_in(key, 1), log_joint, mean, scale, drawn, data, estimator
         )
         return log_likelihood, _expected_log_prior(log_joint, variational, scale, drawn)
 
@@ -171,7 +171,7 @@ def evidence_terms(
     if kl == "reverse":
         divergence = -log_prior - _entropy(scale)
     else:
-        divergence = _forward_divergence(log_joint, variational, scale, prior_key)
+        divergence = _forward_divergence(prior_key, log_joint, variational, scale)
     return Terms(log_likelihood, log_prior, divergence)
 
 
@@ -233,7 +233,7 @@ def mean_field_vi(
         variational = initial_variational(log_joint, params, sigma_init, learn_prior_scale)
         return VIState(variational, jnp.zeros((), jnp.int32), optimizer.init(variational))
 
-    def update(state: VIState, batch: Data, rng_key: jax.Array) -> tuple[VIState, Info]:
+    def update(rng_key: jax.Array, state: VIState, batch: Data) -> tuple[VIState, Info]:
         batches = num_minibatches(batch.num_rows, batch_size)
         number = state.num_steps % batches + 1
         factor = jnp.asarray(weigh(number, batches, trees.size(state.variational.mean)))
@@ -242,7 +242,7 @@ def mean_field_vi(
 
         def loss(variational: VariationalParams) -> tuple[jax.Array, Terms]:
             terms = evidence_terms(
-                log_joint, variational, batch, rng_key, estimator, kl, num_samples
+                rng_key, log_joint, variational, batch, estimator, kl, num_samples
             )
             weighted = factor.astype(terms.divergence.dtype) * terms.divergence
             return weighted - terms.expected_log_likelihood, terms
@@ -261,14 +261,14 @@ def mean_field_vi(
             info[f"prior_scale/{group}"] = jnp.exp(value)
         return VIState(variational, optax.safe_increment(state.num_steps), optimizer_state), info
 
-    def step(state: VIState, data: Data, rng_key: jax.Array) -> tuple[VIState, Info]:
-        return minibatch_epoch(update, state, data, rng_key, batch_size)
+    def step(rng_key: jax.Array, state: VIState, data: Data) -> tuple[VIState, Info]:
+        return minibatch_epoch(rng_key, update, state, data, batch_size)
 
-    def draw(state: VIState, rng_key: jax.Array, num_draws: int) -> Params:
+    def sample(rng_key: jax.Array, state: VIState, num_draws: int) -> Params:
         keys = jax.random.split(rng_key, num_draws)
-        return jax.vmap(lambda key: draw_params(state.variational, key))(keys)
+        return jax.vmap(lambda key: sample_params(key, state.variational))(keys)
 
-    return Method(init, step, draw)
+    return Method(init, step, sample)
 
 
 def _module(name: str) -> str:
@@ -306,7 +306,7 @@ def _expected_log_prior(
 
 
 def _forward_divergence(
-    log_joint: LogJoint, variational: VariationalParams, scale: Params, rng_key: jax.Array
+    rng_key: jax.Array, log_joint: LogJoint, variational: VariationalParams, scale: Params
 ) -> jax.Array:
     """KL(p || q) = sum_i [ log sigma_i + log(2 pi) / 2 + (s_i^2 + mu_i^2) / 2 sigma_i^2 ] - H[p].
 
@@ -327,7 +327,7 @@ def _forward_divergence(
         at = prior.sample(jax.random.fold_in(rng_key, 0), mean)
     divergence = trees.total(trees.map_with_name(cross_entropy, mean, std)) + prior.log_density(at)
     if jax.tree.leaves(own_mean):
-        drawn = draw_params(variational, jax.random.fold_in(rng_key, 1))[PARAMETER_GROUP]
+        drawn = sample_params(jax.random.fold_in(rng_key, 1), variational)[PARAMETER_GROUP]
         divergence -= log_joint.likelihood.log_prior(drawn) + _entropy(own_std)
     return divergence
 

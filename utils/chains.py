@@ -36,12 +36,12 @@ class Program(NamedTuple):
     Attributes:
       init: (params (chains, ...) or None) -> state.
       run: (state, data, first, last) -> (state, info of the last epoch, whether all is finite).
-      draw: (state, purpose, epoch, num_draws) -> params (chains, num_draws, ...).
+      sample: (state, purpose, epoch, num_draws) -> params (chains, num_draws, ...).
     """
 
     init: jax.stages.Wrapped
     run: jax.stages.Wrapped
-    draw: jax.stages.Wrapped
+    sample: jax.stages.Wrapped
 
 
 def compile_method(
@@ -68,7 +68,7 @@ def compile_method(
     ) -> tuple[State, Info, jax.Array]:
         def run_chain(state: State, chain: jax.Array) -> tuple[State, Info, jax.Array]:
             def step(state: State, epoch: jax.Array) -> tuple[State, Info]:
-                return method.step(state, data, chain_key(seed, step_purpose, epoch, chain))
+                return method.step(chain_key(seed, step_purpose, epoch, chain), state, data)
 
             def body(epoch: jax.Array, carry: tuple[State, Info, jax.Array]) -> tuple:
                 state, _, total = carry
@@ -84,10 +84,10 @@ def compile_method(
         state, info, total = over_chains(run_chain, state)
         return state, info, trees.all_finite((state, total))
 
-    def draw(state: State, purpose: int, epoch: jax.Array, num_draws: int) -> Params:
+    def sample(state: State, purpose: int, epoch: jax.Array, num_draws: int) -> Params:
         return over_chains(
-            lambda state, chain: method.draw(
-                state, chain_key(seed, purpose, epoch, chain), num_draws
+            lambda state, chain: method.sample(
+                chain_key(seed, purpose, epoch, chain), state, num_draws
             ),
             state,
         )
@@ -96,7 +96,7 @@ def compile_method(
         jax.jit(init, out_shardings=chains),
         # Pinned, or the compiler may place the outputs otherwise and the next call recompiles.
         jax.jit(run, out_shardings=(chains, whole, whole)),
-        jax.jit(draw, static_argnums=(1, 3), out_shardings=chains),
+        jax.jit(sample, static_argnums=(1, 3), out_shardings=chains),
     )
 
 

@@ -177,7 +177,7 @@ class Run:
         """
         started = time.monotonic()
         # Drawn again, not taken from the disk: there they may have been changed already.
-        draws = self._program.draw(self.state, chains.DRAW, self.epoch, self._num_draws)
+        draws = self._program.sample(self.state, chains.DRAW, self.epoch, self._num_draws)
         draws = change(self.state, devices.to_host(draws))
         self._draws, self._kept_draws = [draws], [draws]
         self._predictions = [self._predict(draws, self._test)]
@@ -262,7 +262,7 @@ class Run:
         self._seconds += time.monotonic() - started
 
     def _collect(self) -> None:
-        draws = self._program.draw(self.state, chains.DRAW, self.epoch, self._num_draws)
+        draws = self._program.sample(self.state, chains.DRAW, self.epoch, self._num_draws)
         self._predictions.append(self._predict(draws, self._test))
         draws = devices.to_host(draws)
         self._draws.append(draws)
@@ -270,7 +270,7 @@ class Run:
 
     def _evaluate(self, info: Mapping[str, Any]) -> None:
         """Metrics of the current state's draws, and of all draws collected so far."""
-        draws = self._program.draw(self.state, chains.EVALUATE, self.epoch, self._num_draws)
+        draws = self._program.sample(self.state, chains.EVALUATE, self.epoch, self._num_draws)
         train = self._metrics(self._predict(draws, self._train), self._train_targets)
         if self._collects(self.epoch):  # just predicted with draws of the same state
             test_predictions = self._predictions[-1]

@@ -102,12 +102,12 @@ class Terms(NamedTuple):
 
 
 def evidence_terms(
+    rng_key: jax.Array,
     log_joint: LogJoint,
     generator: Generator,
     estimator: Estimator,
     sampler: Sampler,
     data: Data,
-    rng_key: jax.Array,
     num_samples: int,
     vectors: jax.Array | None = None,
     place: Callable[[jax.Array], jax.Array] = lambda array: array,
@@ -115,12 +115,12 @@ def evidence_terms(
     """Differentiable estimates of the ELBO's terms, each at its own (z, e).
 
     Args:
+      rng_key: of all that is random here.
       log_joint: the model.
       generator: g.
       estimator: of the log-determinant.
       sampler: where to evaluate.
       data: all data or a minibatch, with its weights.
-      rng_key: of all that is random here.
       num_samples: draws of (z, e).
       vectors: from which `singular_value` starts, (num_samples, d); random by default.
       place: spreads an array with a leading axis of draws over devices, or returns it as it is.
@@ -142,7 +142,7 @@ def evidence_terms(
             return jacobian.lanczos(function, z, scales, start, num_steps=steps), None
         return jacobian.singular_value(function, z, scales, start, num_steps=steps)
 
-    def sample(z: jax.Array, e: jax.Array, start: jax.Array | None) -> tuple:
+    def terms_at(z: jax.Array, e: jax.Array, start: jax.Array | None) -> tuple:
         mean, scale, drawn = _weights(generator, sampler, z, e)
         log_likelihood = log_joint.log_likelihood(trees.merge(drawn, sampler.point), data)
         log_prior = log_joint.expected_log_prior(mean, scale, drawn)
@@ -159,7 +159,7 @@ def evidence_terms(
         vectors = signs.reshape(num_samples, estimator.num_probes, -1)
     elif estimator.name == "singular_value" and vectors is None:
         vectors = jax.random.normal(start_key, z.shape, z.dtype)
-    return jax.vmap(sample)(*jax.tree.map(place, (z, e, vectors)))
+    return jax.vmap(terms_at)(*jax.tree.map(place, (z, e, vectors)))
 
 
 def default_estimator(generator: Generator) -> str:
@@ -167,7 +167,7 @@ def default_estimator(generator: Generator) -> str:
     return "exact" if generator.latent_size <= EXACT_LIMIT else "lanczos"
 
 
-def implicit(
+def implicit_vi(
     log_joint: LogJoint,
     optimizer: optax.GradientTransformation | None = None,
     batch_size: int = 32,
@@ -250,19 +250,19 @@ def implicit(
     def _learned(sampler: Sampler) -> Sampler:
         return sampler if learn_noise_scale else sampler._replace(log_scale=None)
 
-    def update(state: ImplicitState, batch: Data, rng_key: jax.Array) -> tuple[ImplicitState, Info]:
+    def update(rng_key: jax.Array, state: ImplicitState, batch: Data) -> tuple[ImplicitState, Info]:
         progress = jnp.minimum(state.num_steps / max(annealing_steps, 1), 1.0)
         annealed = annealing_start ** (1 - progress) if annealing_steps else jnp.ones(())
 
         def loss(learned: Sampler) -> tuple[jax.Array, tuple[Terms, jax.Array | None]]:
             fixed = {} if learn_noise_scale else {"log_scale": state.sampler.log_scale}
             each, vectors = evidence_terms(
+                rng_key,
                 log_joint,
                 generator,
                 estimator,
                 learned._replace(**fixed),
                 batch,
-                rng_key,
                 num_samples,
                 state.vectors,
                 place,
@@ -289,16 +289,16 @@ def implicit(
         )
         return new, _info(found, has_upper=estimator.name != "singular_value")
 
-    def step(state: ImplicitState, data: Data, rng_key: jax.Array) -> tuple[ImplicitState, Info]:
-        return minibatch_epoch(update, state, data, rng_key, batch_size)
+    def step(rng_key: jax.Array, state: ImplicitState, data: Data) -> tuple[ImplicitState, Info]:
+        return minibatch_epoch(rng_key, update, state, data, batch_size)
 
-    def draw(state: ImplicitState, rng_key: jax.Array, num_draws: int) -> Params:
+    def sample(rng_key: jax.Array, state: ImplicitState, num_draws: int) -> Params:
         normal = functools.partial(trees.normal_like, rng_key)
         latents = _latents(generator, state.sampler, num_draws, normal)
         drawn = jax.vmap(lambda z, e: _weights(generator, state.sampler, z, e)[2])(*latents)
         return trees.merge(drawn, repeat(state.sampler.point, num_draws))
 
-    return Method(init, step, draw)
+    return Method(init, step, sample)
 
 
 def _latents(
