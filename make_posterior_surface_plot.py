@@ -49,7 +49,7 @@ def split_name(name: str | None) -> tuple[pathlib.Path, int | None]:
 def load_point(name: str, log_joint: LogJoint) -> Params:
     """The parameters that a flag names: the last draw of a chain."""
     path, chain = split_name(name)
-    template = jax.eval_shape(log_joint.init, jax.random.key(0))
+    template = log_joint.shapes
     params = checkpoint_utils.load_params(path, template)
     found = jax.tree.leaves(params)[0].shape[0]
     if (chain or 0) >= found or (chain is None and found > 1):

@@ -98,7 +98,7 @@ flags.DEFINE_float("refine_trajectory_len", None, "Trajectory length of these; a
 
 def make_generator(log_joint: LogJoint) -> Generator:
     """The generator that the flags describe; says what it is."""
-    shapes = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
+    shapes = log_joint.random_shapes
     description = generator_files.describe(FLAGS.generator, shapes, FLAGS.max_generator_parameters)
     generator = generators.make_generator(description, shapes)
     print(

@@ -107,7 +107,7 @@ def step_times() -> None:
     rows = []
     for name, inputs, classes, num_rows, description, num_steps in CASES:
         log_joint, data = problem(name, inputs, classes, num_rows)
-        shapes = jax.eval_shape(log_joint.init, jax.random.key(0))
+        shapes = log_joint.shapes
         generator = generators.make_generator(description, shapes)
         small = generator.latent_size <= 128
         names = [*(["exact"] if small else []), "lanczos", "singular_value"]
@@ -178,7 +178,7 @@ def tightness() -> None:
 def wide_resnet() -> None:
     """WRN-16-4 with d = 9025: time of steps by estimator, and the process's peak memory."""
     log_joint, data = problem("wide_resnet_16_4", (32, 32, 3), 10, 64)
-    shapes = jax.eval_shape(log_joint.init, jax.random.key(0))
+    shapes = log_joint.shapes
     description = generators.Matrix((95, 95), ((95, 95), (95, 95)))
     generator = generators.make_generator(description, shapes)
     print(

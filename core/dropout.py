@@ -54,9 +54,10 @@ def dropped_modules(log_joint: LogJoint, drop_inputs: bool = False) -> tuple[str
     calls = noisy_layers.record_calls(log_joint.init, jax.random.key(0))
     modules = list(dict.fromkeys(call.module for call in calls))
     grouped = {call.module for call in calls if call.grouped}
-    random = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
     with_weights = {
-        name.rpartition("/")[0] for name in trees.named_leaves(random) if _is_weight(name)
+        name.rpartition("/")[0]
+        for name in trees.named_leaves(log_joint.random_shapes)
+        if _is_weight(name)
     }
     kept = modules if drop_inputs else modules[1:]
     return tuple(name for name in kept if name in with_weights and name not in grouped)

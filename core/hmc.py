@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from haiku_posteriors.core import adaptation, likelihoods, trees
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.errors import UserError, check_positive
 from haiku_posteriors.core.hamiltonian import Progress, transition
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, repeat
@@ -95,7 +95,7 @@ def hmc(
       The method; it starts at `overdispersed_params` unless given parameters. `info` holds scalars:
       those of `transition`, step_size and num_leapfrog_steps.
     """
-    shapes = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
+    shapes = log_joint.random_shapes
     prior_std = trees.map_with_name(
         lambda name, _: math.sqrt(log_joint.temperature) * log_joint.prior.scale(name), shapes
     )
@@ -104,9 +104,7 @@ def hmc(
     positive = {"trajectory_length": length, "max_num_leapfrog_steps": max_num_leapfrog_steps}
     if step_size is not None:
         positive["step_size"] = step_size
-    for name, value in positive.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise UserError(f"{name} must be positive and finite, not {value}.")
+    check_positive(**positive)
     if not 0 < target_accept < 1:
         raise UserError(f"target_accept must lie between 0 and 1, not {target_accept}.")
     if not 0 <= trajectory_jitter < 1:

@@ -26,7 +26,7 @@ import optax
 
 from haiku_posteriors.core import approximate_normals, trees
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.errors import UserError, check_positive
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, repeat
 from haiku_posteriors.core.trees import Params
@@ -192,8 +192,8 @@ def _langevin(
     integrate: Callable[..., tuple[Params, Params]],
 ) -> optax.GradientTransformationExtraArgs:
     """`integrate` maps trees: velocity, steps, gradient, M^-1/2, noise -> moves, velocity."""
-    if not callable(step_size) and not (step_size > 0 and math.isfinite(step_size)):
-        raise UserError(f"The step size must be positive and finite, not {step_size}.")
+    if not callable(step_size):
+        check_positive(step_size=step_size)
     schedule = step_size if callable(step_size) else lambda count: step_size
     mass = _NO_PRECONDITIONER if preconditioner is None else preconditioner
 

@@ -25,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data, num_minibatches
-from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.core.errors import UserError, check_positive, unknown_name
 from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize
@@ -219,8 +219,7 @@ def mean_field_vi(
     ):
         if name not in known:
             raise unknown_name(kind, str(name), map(str, known))
-    if not (sigma_init > 0 and math.isfinite(sigma_init)):
-        raise UserError(f"sigma_init must be positive and finite, not {sigma_init}.")
+    check_positive(sigma_init=sigma_init)
     if num_samples < 1:
         raise UserError(f"num_samples must be at least 1, not {num_samples}.")
     if kl == "forward" and (log_joint.temperature != 1 or learn_prior_scale is not None):

@@ -73,7 +73,7 @@ def series(runs: pathlib.Path, path: pathlib.Path) -> None:
     panels = {}
     for name, title in SERIES.items():
         log_joint = problem(json.loads((runs / name / "flags.json").read_text()))
-        template = jax.eval_shape(log_joint.init, jax.random.key(0))
+        template = log_joint.shapes
         draws = checkpoint_utils.load_draws(runs / name / "draws", template)
         predict = ensemble_utils.make_predictor(log_joint, DATASET)
         panels[title] = predict(jax.device_put(draws), jax.device_put(points)).flat().outputs

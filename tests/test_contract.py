@@ -75,7 +75,7 @@ def test_shapes_and_dtypes_are_stable(one_device):
 
 def test_draws_are_parameters_with_chain_and_draw_axes(one_device, log_joint):
     _, compiled = one_device
-    params = jax.eval_shape(log_joint.init, jax.random.key(0))
+    params = log_joint.shapes
     expected = {
         name: ((CHAINS, DRAWS, *shape), dtype) for name, (shape, dtype) in signature(params).items()
     }

@@ -180,7 +180,7 @@ def initial_params(log_joint: LogJoint, num_chains: int, path: str | None) -> Pa
     """
     if path is None:
         return None
-    template = jax.eval_shape(log_joint.init, jax.random.key(0))
+    template = log_joint.shapes
     params = checkpoint_utils.load_params(pathlib.Path(path), template)
     found = jax.tree.leaves(params)[0].shape[0]
     if found not in (1, num_chains):
@@ -238,7 +238,7 @@ def execute(
 ) -> tuple[RunResult, pathlib.Path]:
     """Runs a method to its end in the folder that the flags name, and leaves everything there."""
     directory = _open_directory(name, dataset)
-    num_parameters = trees.size(jax.eval_shape(log_joint.init, jax.random.key(0)))
+    num_parameters = trees.size(log_joint.shapes)
     print(
         f"{name}: {FLAGS.model_name} ({num_parameters:,} parameters) on {dataset.name} "
         f"({len(dataset.x_train):,} training rows), {num_chains} chain(s), "

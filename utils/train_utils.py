@@ -333,7 +333,7 @@ class Run:
         sharding = devices.chain_sharding(mesh)
         self.state = jax.device_put(state, sharding)
         checkpoint_utils.drop_draws_after(self._directory / "draws", self.epoch)
-        template = jax.eval_shape(self.log_joint.init, jax.random.key(0))
+        template = self.log_joint.shapes
         draws = checkpoint_utils.load_draws(self._directory / "draws", template)
         if draws is not None:
             # One collection at a time, as they were predicted the first time: the same program,

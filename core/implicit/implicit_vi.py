@@ -28,7 +28,7 @@ from jax.flatten_util import ravel_pytree
 
 from haiku_posteriors.core import approximate_normals, trees, vi
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.core.errors import UserError, check_positive, unknown_name
 from haiku_posteriors.core.implicit import generators, jacobian
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.implicit.jacobian import LogDet
@@ -214,16 +214,13 @@ def implicit_vi(
       `entropy_upper`; `smallest_singular_value` of B and `residual` of the estimator.
     """
     if generator is None:
-        shapes = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
+        shapes = log_joint.random_shapes
         generator = generators.make_generator(generators.automatic(shapes), shapes)
     estimator = Estimator(default_estimator(generator)) if estimator is None else estimator
     for kind, name, known in (("entropy", estimator.name, ESTIMATORS), ("start", start, STARTS)):
         if name not in known:
             raise unknown_name(kind, name, known)
-    positive = {"noise_scale": noise_scale, "init_spread": init_spread}
-    for name, value in positive.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise UserError(f"{name} must be positive and finite, not {value}.")
+    check_positive(noise_scale=noise_scale, init_spread=init_spread)
     if not 0 < annealing_start <= 1:
         raise UserError(f"annealing_start must be above 0 and at most 1, not {annealing_start}.")
     optimizer = optax.adam(1e-3) if optimizer is None else optimizer

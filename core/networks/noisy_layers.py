@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from haiku_posteriors.core import trees
-from haiku_posteriors.core.data import Data, take
+from haiku_posteriors.core.data import Data, pad
 from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.networks.interception import Layer, intercept_layers
@@ -150,9 +150,8 @@ def covered_parameters(
       inputs: (rows, ...); only shape and dtype matter.
       estimator: as for `covered_modules`.
     """
-    params = jax.eval_shape(log_joint.init, jax.random.key(0))
-    modules = covered_modules(log_joint.network, params, inputs, estimator)
-    names = list(trees.named_leaves(log_joint.partition(params)[0]))
+    modules = covered_modules(log_joint.network, log_joint.shapes, inputs, estimator)
+    names = list(trees.named_leaves(log_joint.random_shapes))
     covered = [name for name in names if _module(name) in modules]
     return covered, [name for name in names if name not in covered]
 
@@ -230,11 +229,7 @@ def noisy_log_likelihood(
     Every row carries a key, and a microbatch uses that of its first row, so that no two rows share
     noise, whatever the number of microbatches. The likelihood's own parameters are in `params`.
     """
-    pieces, rows = log_joint.num_microbatches, data.weights.shape[0]
-    if rows % pieces:
-        position = jnp.arange(-(-rows // pieces) * pieces)
-        index = jnp.where(position < rows, position, 0)
-        data = take(data, index, jnp.where(position < rows, data.weights[index], 0.0))
+    data = pad(data, log_joint.num_microbatches)
     keys = jax.random.split(rng_key, data.weights.shape[0])
     noisy = dataclasses.replace(
         log_joint, network=lambda bundle, rows: network(rows[1][0], bundle, rows[0])

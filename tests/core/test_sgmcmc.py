@@ -529,9 +529,9 @@ def test_default_fits_a_nonlinear_network():
 
 
 def test_refusals():
-    with pytest.raises(UserError, match="step size must be positive"):
+    with pytest.raises(UserError, match="step_size must be positive"):
         sgld(0.0)
-    with pytest.raises(UserError, match="step size must be positive"):
+    with pytest.raises(UserError, match="step_size must be positive"):
         sghmc(float("nan"), 0.9)
     with pytest.raises(UserError, match="momentum_decay must be at least 0"):
         sghmc(1e-3, 1.0)
