@@ -77,7 +77,7 @@ def main() -> None:
     data = devices.place_data(dataset.x_train, dataset.y_train, mesh, log_joint.num_microbatches)
     log_prior, log_likelihood = (
         values.reshape(grid.shape[:2])
-        for values in surface.evaluate(
+        for values in surface.evaluate_on_plane(
             log_joint, data, plane, grid.reshape(-1, 2), at_once=POINTS_AT_ONCE
         )
     )

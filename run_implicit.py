@@ -57,7 +57,10 @@ flags.adopt_module_key_flags(cmd_args_utils)
 flags.DEFINE_string("generator", "auto", "'auto', or a YAML file as in configs/.")
 flags.DEFINE_integer("max_generator_parameters", None, "Size budget of --generator=auto.")
 flags.DEFINE_enum(
-    "entropy", None, implicit_vi.ESTIMATORS, "Estimator; exact or, for large latents, lanczos."
+    "entropy",
+    None,
+    implicit_vi.ENTROPY_ESTIMATORS,
+    "Estimator; exact or, for large latents, lanczos.",
 )
 flags.DEFINE_integer("entropy_steps", 20, "Steps of lanczos or singular_value.", lower_bound=1)
 flags.DEFINE_integer("entropy_probes", 1, "Probes of lanczos for each draw.", lower_bound=1)

@@ -88,7 +88,7 @@ def noise_loop(params: Params, steps: int) -> Callable[[], Params]:
     @jax.jit
     def run(params: Params) -> Params:
         def step(total: Params, number: jax.Array) -> tuple[Params, None]:
-            numbers = approximate_normals.normal_like(
+            numbers = approximate_normals.approximate_normal_like(
                 jax.random.fold_in(jax.random.key(0), number), total
             )
             return jax.tree.map(jnp.add, total, numbers), None

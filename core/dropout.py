@@ -55,7 +55,7 @@ def dropped_modules(log_joint: LogJoint, drop_inputs: bool = False) -> tuple[str
     modules = list(dict.fromkeys(call.module for call in calls))
     grouped = {call.module for call in calls if call.grouped}
     with_weights = {
-        name.rpartition("/")[0]
+        trees.module_name(name)
         for name in trees.named_leaves(log_joint.random_shapes)
         if _is_weight(name)
     }
@@ -100,7 +100,7 @@ def mc_dropout(
         return trees.map_with_name(
             lambda name, leaf: (
                 mask(name, leaf)
-                if _is_weight(name) and name.rpartition("/")[0] in modules
+                if _is_weight(name) and trees.module_name(name) in modules
                 else leaf
             ),
             params,
@@ -143,7 +143,7 @@ def mc_dropout(
 
     def sample_one(rng_key: jax.Array, params: Params) -> Params:
         def mask(name: str, leaf: jax.Array) -> jax.Array:
-            key = jax.random.fold_in(rng_key, modules.index(name.rpartition("/")[0]))
+            key = jax.random.fold_in(rng_key, modules.index(trees.module_name(name)))
             # The input channels are the second axis from the end, in Linear and Conv alike.
             keep = jax.random.bernoulli(key, keep_rate, (leaf.shape[-2], 1))
             return jnp.where(keep, leaf / keep_rate, jnp.zeros((), leaf.dtype))

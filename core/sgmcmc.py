@@ -211,7 +211,9 @@ def _langevin(
     ) -> tuple[Params, SamplerState]:
         step = schedule(state.num_steps)
         steps = jax.tree.map(lambda leaf: jnp.asarray(step, leaf.dtype), updates)
-        xi = approximate_normals.normal_like(rng_key, updates if random is None else random)
+        xi = approximate_normals.approximate_normal_like(
+            rng_key, updates if random is None else random
+        )
         xi = trees.merge(xi, optax.tree.zeros_like(updates))
         scales = mass.scale(state.preconditioner_state, updates)
         moves, velocity = integrate(state.velocity, steps, updates, scales, xi)

@@ -87,7 +87,7 @@ class VIState(NamedTuple):
     optimizer_state: optax.OptState
 
 
-class Terms(NamedTuple):
+class MeanFieldTerms(NamedTuple):
     """Estimates of the ELBO's terms, scalars, tempered.
 
     Attributes:
@@ -113,8 +113,8 @@ def initial_variational(
     raw_scale = jax.tree.map(lambda leaf: jnp.full_like(leaf, raw), mean)
     log_prior_scale = {}
     for name, leaf in trees.named_leaves(mean).items():
-        if learn_prior_scale is not None and _module(name) != PARAMETER_GROUP:
-            group = {"one": "*", "module": _module(name), "leaf": name}[learn_prior_scale]
+        if learn_prior_scale is not None and trees.module_name(name) != PARAMETER_GROUP:
+            group = {"one": "*", "module": trees.module_name(name), "leaf": name}[learn_prior_scale]
             log_prior_scale[group] = jnp.zeros((), leaf.dtype)
     return VariationalParams(mean, raw_scale, point, log_prior_scale)
 
@@ -141,7 +141,7 @@ def evidence_terms(
     estimator: str = "reparameterization",
     kl: str = "reverse",
     num_samples: int = 1,
-) -> Terms:
+) -> MeanFieldTerms:
     """Unbiased, differentiable estimates of the ELBO's terms (see `noisy_layers` on `local`).
 
     Args:
@@ -172,7 +172,7 @@ def evidence_terms(
         divergence = -log_prior - _entropy(scale)
     else:
         divergence = _forward_divergence(prior_key, log_joint, variational, scale)
-    return Terms(log_likelihood, log_prior, divergence)
+    return MeanFieldTerms(log_likelihood, log_prior, divergence)
 
 
 def mean_field_vi(
@@ -239,7 +239,7 @@ def mean_field_vi(
         if kl_warmup_steps:
             factor = factor * jnp.minimum((state.num_steps + 1) / kl_warmup_steps, 1.0)
 
-        def loss(variational: VariationalParams) -> tuple[jax.Array, Terms]:
+        def loss(variational: VariationalParams) -> tuple[jax.Array, MeanFieldTerms]:
             terms = evidence_terms(
                 rng_key, log_joint, variational, batch, estimator, kl, num_samples
             )
@@ -270,11 +270,6 @@ def mean_field_vi(
     return Method(init, step, sample)
 
 
-def _module(name: str) -> str:
-    """The module of a leaf: its name up to the last slash."""
-    return name.rpartition("/")[0]
-
-
 def _entropy(scale: Params) -> jax.Array:
     """H[q] = sum_i log sigma_i + D / 2 (1 + log 2 pi)."""
     logs = trees.total(jax.tree.map(jnp.log, scale))
@@ -292,9 +287,9 @@ def _expected_log_prior(
     factors = variational.log_prior_scale
 
     def log_factor(name: str) -> jax.Array | float:
-        if _module(name) == PARAMETER_GROUP:
+        if trees.module_name(name) == PARAMETER_GROUP:
             return 0.0
-        return next((factors[g] for g in (name, _module(name), "*") if g in factors), 0.0)
+        return next((factors[g] for g in (name, trees.module_name(name), "*") if g in factors), 0.0)
 
     def divided(tree: Params) -> Params:
         return trees.map_with_name(lambda name, leaf: leaf * jnp.exp(-log_factor(name)), tree)

@@ -7,7 +7,7 @@
 
 (arXiv 2310.06643, there with one fixed s). The entropy is that of g linearised at z: exact where g
 is linear, too high where several z give the same w. Its log-determinant is computed by one of
-ESTIMATORS, see `core.implicit.jacobian`. Minibatches weighted as in `core.data` estimate
+ENTROPY_ESTIMATORS, see `core.implicit.jacobian`. Minibatches weighted as in `core.data` estimate
 likelihoods, and draws of (z, e) expectations; over e alone, a Gaussian prior's is taken in closed
 form.
 
@@ -36,7 +36,7 @@ from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize, repeat
 from haiku_posteriors.core.trees import Params
 
-ESTIMATORS = ("exact", "singular_value", "lanczos")
+ENTROPY_ESTIMATORS = ("exact", "singular_value", "lanczos")
 STARTS = ("network", "prior")
 EXACT_LIMIT = 128  # latent size up to which `exact` is the default
 
@@ -45,7 +45,7 @@ class Estimator(NamedTuple):
     """How 1/2 logdet(I_d + B^T B) is estimated.
 
     Attributes:
-      name: one of ESTIMATORS.
+      name: one of ENTROPY_ESTIMATORS.
       num_steps: K of `lanczos` and of `singular_value`.
       num_probes: of `lanczos`, for each z.
       warm_start: whether `singular_value` starts from the last step's vectors and not at random.
@@ -80,7 +80,7 @@ class ImplicitState(NamedTuple):
     vectors: jax.Array | None
 
 
-class Terms(NamedTuple):
+class ImplicitTerms(NamedTuple):
     """Estimates of the ELBO's terms, tempered, one a draw of (z, e) or their means.
 
     Attributes:
@@ -111,7 +111,7 @@ def evidence_terms(
     num_samples: int,
     vectors: jax.Array | None = None,
     place: Callable[[jax.Array], jax.Array] = lambda array: array,
-) -> tuple[Terms, jax.Array | None]:
+) -> tuple[ImplicitTerms, jax.Array | None]:
     """Differentiable estimates of the ELBO's terms, each at its own (z, e).
 
     Args:
@@ -147,12 +147,12 @@ def evidence_terms(
         log_likelihood = log_joint.log_likelihood(trees.merge(drawn, sampler.point), data)
         log_prior = log_joint.expected_log_prior(mean, scale, drawn)
         log_det, end = half_log_det(z, start)
-        entropy = jacobian.entropy(log_det.value, sampler.log_scale, mean)
+        entropy = jacobian.linearised_entropy(log_det.value, sampler.log_scale, mean)
         tempered = (log_likelihood / log_joint.temperature, log_prior / log_joint.temperature)
-        return Terms(*tempered, entropy, log_det), end
+        return ImplicitTerms(*tempered, entropy, log_det), end
 
     draw_key, start_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
-    normal = functools.partial(approximate_normals.normal_like, draw_key)
+    normal = functools.partial(approximate_normals.approximate_normal_like, draw_key)
     z, e = _latents(generator, sampler, num_samples, normal)
     if estimator.name == "lanczos":
         signs = jacobian.sign_probes(start_key, num_samples * estimator.num_probes, z[0])
@@ -217,7 +217,10 @@ def implicit_vi(
         shapes = log_joint.random_shapes
         generator = generators.make_generator(generators.automatic(shapes), shapes)
     estimator = Estimator(default_estimator(generator)) if estimator is None else estimator
-    for kind, name, known in (("entropy", estimator.name, ESTIMATORS), ("start", start, STARTS)):
+    for kind, name, known in (
+        ("entropy", estimator.name, ENTROPY_ESTIMATORS),
+        ("start", start, STARTS),
+    ):
         if name not in known:
             raise unknown_name(kind, name, known)
     check_positive(noise_scale=noise_scale, init_spread=init_spread)
@@ -251,7 +254,7 @@ def implicit_vi(
         progress = jnp.minimum(state.num_steps / max(annealing_steps, 1), 1.0)
         annealed = annealing_start ** (1 - progress) if annealing_steps else jnp.ones(())
 
-        def loss(learned: Sampler) -> tuple[jax.Array, tuple[Terms, jax.Array | None]]:
+        def loss(learned: Sampler) -> tuple[jax.Array, tuple[ImplicitTerms, jax.Array | None]]:
             fixed = {} if learn_noise_scale else {"log_scale": state.sampler.log_scale}
             each, vectors = evidence_terms(
                 rng_key,
@@ -366,7 +369,7 @@ def _start(
     return center, spread, log_scale, point
 
 
-def _info(found: Terms, has_upper: bool) -> Info:
+def _info(found: ImplicitTerms, has_upper: bool) -> Info:
     log_det = found.log_det
     rest = found.entropy - log_det.value
     info = {

@@ -152,7 +152,7 @@ def covered_parameters(
     """
     modules = covered_modules(log_joint.network, log_joint.shapes, inputs, estimator)
     names = list(trees.named_leaves(log_joint.random_shapes))
-    covered = [name for name in names if _module(name) in modules]
+    covered = [name for name in names if trees.module_name(name) in modules]
     return covered, [name for name in names if name not in covered]
 
 
@@ -207,7 +207,9 @@ def sampled_log_likelihood(
       A scalar, of expectation E_q[log p(D | w)] with the exception for `local` stated above.
     """
     modules = covered_modules(log_joint.network, drawn, data.inputs, estimator)
-    means = trees.map_with_name(lambda name, m: m if _module(name) in modules else None, mean)
+    means = trees.map_with_name(
+        lambda name, m: m if trees.module_name(name) in modules else None, mean
+    )
     noise = jax.tree.map(jnp.subtract, log_joint.partition(drawn)[0], mean)
     bundle = {
         "params": trees.merge(means, drawn),
@@ -272,10 +274,6 @@ def _with_parameters(layer: Layer, values: dict[str, jax.Array], x: jax.Array) -
 
     with hk.custom_getter(getter):
         return layer(x)
-
-
-def _module(name: str) -> str:
-    return name.rpartition("/")[0]
 
 
 def row_and_channel(shape: tuple[int, ...], channel: int, by_row: bool = True) -> tuple[int, ...]:
