@@ -83,7 +83,7 @@ def run(settings: Settings) -> None:
         keep_history=True,
         ticker=ticker,
         unit="iteration",
-        judge=lambda *result: chain_diagnostics.report_hmc(*result, burn_in),
+        judge=lambda directory, result: chain_diagnostics.report_hmc(directory, result, burn_in),
     )
 
 

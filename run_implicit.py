@@ -6,9 +6,9 @@ python run_implicit.py --entropy=singular_value           the bound of arXiv 231
 python run_implicit.py --dataset_name=digits --generator=configs/mnist_mlp.yaml
 """
 
+import functools
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import optax
@@ -52,7 +52,7 @@ OBJECTIVE = (
         None,
         "Estimator of the entropy.",
         "exact or, for large latents, lanczos",
-        choices=implicit_vi.ESTIMATORS,
+        choices=implicit_vi.ENTROPY_ESTIMATORS,
     ),
     Flag("entropy_steps", "integer", 20, "Steps of lanczos or singular_value.", lower_bound=1),
     Flag("entropy_probes", "integer", 1, "Probes of lanczos for each draw.", lower_bound=1),
@@ -134,14 +134,6 @@ GROUPS = {
 }
 
 
-class Sampler(NamedTuple):
-    """The task, its generator, and the method that trains it."""
-
-    task: Task
-    generator: Generator
-    method: Method
-
-
 def run(settings: Settings) -> None:
     """Fits the members and leaves the run in its folder."""
     if settings.vi_checkpoint and (settings.init_checkpoint or settings.start == "prior"):
@@ -160,9 +152,7 @@ def run(settings: Settings) -> None:
         num_steps=settings.num_epochs,
         initial_params=find_starts(task, directory),
         num_draws=settings.num_draws,
-        change_draws=lambda state, draws: final_draws(
-            Sampler(task, generator, method), directory, state, draws
-        ),
+        change_draws=functools.partial(final_draws, task, directory, generator, method),
     )
 
 
@@ -201,7 +191,7 @@ def make_method(task: Task, generator: Generator) -> Method:
         optimizer = optax.chain(optax.clip_by_global_norm(settings.clip_gradient), optimizer)
     batches = num_minibatches(len(task.dataset.x_train), settings.batch_size)
     mesh = devices.make_mesh(settings.num_members)
-    return implicit_vi.implicit(
+    return implicit_vi.implicit_vi(
         task.log_joint,
         optimizer,
         settings.batch_size,
@@ -274,9 +264,15 @@ def find_starts(task: Task, directory: pathlib.Path) -> Params | vi.VariationalP
     )
 
 
-def final_draws(sampler: Sampler, directory: pathlib.Path, state: State, draws: Params) -> Params:
+def final_draws(
+    task: Task,
+    directory: pathlib.Path,
+    generator: Generator,
+    method: Method,
+    state: State,
+    draws: Params,
+) -> Params:
     """The draws of the end: members' ELBOs told, members weighed, draws refined."""
-    task, generator, method = sampler
     settings, log_joint, dataset = task.settings, task.log_joint, task.dataset
     if settings.num_elbo_draws:
         # What training estimates by a bound may be affordable once, at the end.

@@ -54,7 +54,7 @@ VI_FLAGS = (
         None,
         "Epochs over which the KL's factor grows to its full value.",
         BY_DATA,
-        lower_bound=0.0,
+        lower_bound=0,
     ),
     Flag(
         "learn_prior_scale",

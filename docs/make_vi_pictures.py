@@ -73,7 +73,7 @@ def series(runs: pathlib.Path, path: pathlib.Path) -> None:
     panels = {}
     for name, title in SERIES.items():
         log_joint = problem(json.loads((runs / name / "flags.json").read_text()))
-        template = jax.eval_shape(log_joint.init, jax.random.key(0))
+        template = log_joint.shapes
         draws = checkpoint_utils.load_draws(runs / name / "draws", template)
         predict = ensemble_utils.make_predictor(log_joint, DATASET)
         panels[title] = predict(jax.device_put(draws), jax.device_put(points)).flat().outputs
@@ -109,7 +109,7 @@ def gradient_variances(runs: pathlib.Path, path: pathlib.Path) -> None:
                 jax.grad(
                     lambda v: (
                         vi.evidence_terms(
-                            log_joint, v, batch, key, estimator
+                            key, log_joint, v, batch, estimator
                         ).expected_log_likelihood
                     )
                 )(variational)
@@ -126,7 +126,7 @@ def gradient_variances(runs: pathlib.Path, path: pathlib.Path) -> None:
         if epoch in CHECKPOINTS:
             for name, values in found.items():
                 values.append(float(measure(state.variational, name)))
-        state, _ = step(state, data, jax.random.fold_in(jax.random.key(3), epoch))
+        state, _ = step(jax.random.fold_in(jax.random.key(3), epoch), state, data)
     for name, values in found.items():
         ratios = np.array(found["reparameterization"]) / values
         print(name, [f"{v:.3g}" for v in values], [f"{r:.2f}" for r in ratios])

@@ -69,7 +69,7 @@ def compile_method(
     ) -> tuple[State, Info, jax.Array]:
         def run_chain(state: State, chain: jax.Array) -> tuple[State, Info, jax.Array]:
             def step(state: State, epoch: jax.Array) -> tuple[State, Info]:
-                return method.step(state, data, chain_key(seed, step_purpose, epoch, chain))
+                return method.step(chain_key(seed, step_purpose, epoch, chain), state, data)
 
             def body(epoch: jax.Array, carry: tuple[State, Info, jax.Array]) -> tuple:
                 state, _, total = carry
@@ -95,7 +95,7 @@ def compile_method(
         def sample_chain(state: State, chain: jax.Array) -> Params:
             key = chain_key(seed, purpose, step, chain)
             key = key if block is None else jax.random.fold_in(key, block)
-            return method.draw(state, key, num_draws)
+            return method.sample(key, state, num_draws)
 
         return over_chains(sample_chain, state)
 

@@ -5,7 +5,7 @@
 
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -38,7 +38,7 @@ class Flag(NamedTuple):
     help: str
     by_default: str = ""
     choices: Sequence[str] = ()
-    lower_bound: float | None = None
+    lower_bound: int | None = None
 
 
 Groups = Mapping[str, Sequence[Flag]]  # by title, in the order of --help
@@ -176,23 +176,23 @@ def parse(groups: Groups, arguments: Sequence[str]) -> Settings:
 
 def _define(flag: Flag, values: flags.FlagValues) -> None:
     name, kind, default, text = flag[:4]
-    if kind == "alias":
-        flags.DEFINE_alias(name, default, flag_values=values)
-    elif kind == "enum":
-        flags.DEFINE_enum(
+    define: dict[str, Callable] = {
+        "alias": lambda: flags.DEFINE_alias(name, default, flag_values=values),
+        "bool": lambda: flags.DEFINE_bool(name, default, text, flag_values=values),
+        "string": lambda: flags.DEFINE_string(name, default, text, flag_values=values),
+        "list": lambda: flags.DEFINE_list(name, default, text, flag_values=values),
+        "strings": lambda: flags.DEFINE_multi_string(name, default, text, flag_values=values),
+        "float": lambda: flags.DEFINE_float(
+            name, default, text, lower_bound=flag.lower_bound, flag_values=values
+        ),
+        "integer": lambda: flags.DEFINE_integer(
+            name, default, text, lower_bound=flag.lower_bound, flag_values=values
+        ),
+        "enum": lambda: flags.DEFINE_enum(
             name, default, list(flag.choices), text, case_sensitive=False, flag_values=values
-        )
-    elif kind in ("float", "integer"):
-        define = flags.DEFINE_float if kind == "float" else flags.DEFINE_integer
-        define(name, default, text, lower_bound=flag.lower_bound, flag_values=values)
-    else:
-        definers = {
-            "bool": flags.DEFINE_bool,
-            "string": flags.DEFINE_string,
-            "list": flags.DEFINE_list,
-            "strings": flags.DEFINE_multi_string,
-        }
-        definers[kind](name, default, text, flag_values=values)
+        ),
+    }
+    define[kind]()
 
 
 def describe_flags(description: str, groups: Groups) -> str:

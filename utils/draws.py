@@ -114,6 +114,7 @@ class PredictionStore:
 
     def append(self, predictions: Predictions) -> None:
         """Adds predictions of the next draws."""
+        assert predictions.log_likelihoods is not None
         arrays = (predictions.outputs, predictions.log_likelihoods)
         if not self._files:
             self._task = predictions.task

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from haiku_posteriors.core.data import Data, take
+from haiku_posteriors.core.data import Data, padded_index, take
 from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
@@ -24,8 +23,7 @@ def make_predictor(log_joint: LogJoint, dataset: Dataset) -> Callable[[Params, D
         rows = data.weights.shape[0]
         pieces = -(-rows // ROWS_AT_ONCE)
         # Strided, as in `core.log_joint`, so that rows spread over devices stay where they are.
-        index = jnp.minimum(jnp.arange(-(-rows // pieces) * pieces), rows - 1)
-        chunks = index.reshape(-1, pieces).T
+        chunks = padded_index(rows, pieces)[0].reshape(-1, pieces).T
 
         def predict_chunk(chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
             part = take(data, chunk, data.weights[chunk])

@@ -144,7 +144,7 @@ class Run:
         )
         self._program = chains.compile_method(method, seed, num_chains, mesh)
         self._predict = ensemble_utils.make_predictor(log_joint, dataset)
-        shapes = jax.eval_shape(log_joint.init, jax.random.key(0))
+        shapes = log_joint.shapes
         self._draws_per_block = max(1, PART_BYTES // (num_bytes(shapes) * num_chains))
         self._seconds = 0.0
         self._last_save = time.monotonic()

@@ -228,7 +228,7 @@ def choose_draws(log_joint: LogJoint, run: Predictive, at_most: int) -> Params:
     """Evenly chosen draws in the network's own structure, (1, draws, ...)."""
     named, chosen = load_draws(run), evenly(len(run.outputs), at_most)
     few = {name: leaf.reshape(1, -1, *leaf.shape[2:])[:, chosen] for name, leaf in named.items()}
-    template = jax.eval_shape(log_joint.init, jax.random.key(0))
+    template = log_joint.shapes
     if trees.named_leaves(template).keys() != few.keys():
         raise UserError(f"The draws in {run.path} are not of the network {FLAGS.model_name}.")
     return trees.from_named_leaves(template, few)
