@@ -64,7 +64,9 @@ def main() -> None:
     names = [FLAGS.checkpoint1, FLAGS.checkpoint2, FLAGS.checkpoint3]
     folders = [split_name(name)[0] for name in names]
     if (folders[0] / "flags.json").is_file():
-        run_folders.restore_flags(run_folders.read_flags(folders[0]), keep_given=True)
+        for name, value in run_folders.read_flags(folders[0]).items():
+            if name in FLAGS and name != "dir" and not FLAGS[name].present:
+                FLAGS[name].value = value
         jax.config.update("jax_enable_x64", FLAGS.use_float64)
     if FLAGS.limit_left >= FLAGS.limit_right or FLAGS.limit_bottom >= FLAGS.limit_top:
         raise UserError("limit_left must be below limit_right, and limit_bottom below limit_top.")

@@ -1,6 +1,5 @@
 """What every run_*.py shares: from flags to a problem, and from a finished run to its folder."""
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -30,7 +29,7 @@ from haiku_posteriors.utils import (
     devices,
     models,
 )
-from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.data_utils import Dataset, fingerprint
 from haiku_posteriors.utils.logging_utils import Ticker, write_json
 from haiku_posteriors.utils.report import pictures
 from haiku_posteriors.utils.signals import Interrupted
@@ -58,7 +57,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
 
     def guarded(_: Sequence[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # JAX tells of every accelerator it does not find
-        jax.config.update("jax_enable_x64", FLAGS.use_float64)
+        jax.config.update("jax_enable_x64", "use_float64" in FLAGS and FLAGS.use_float64)
         _enable_compilation_cache()
         try:
             main()
@@ -322,15 +321,6 @@ def _report(directory: pathlib.Path, result: RunResult, pictures: list[pathlib.P
     print(f"The table is in {directory / 'summary.json'}; all of the run is in {directory}.")
     if pictures:
         print(f"Pictures: {', '.join(str(picture) for picture in pictures)}")
-
-
-def fingerprint(dataset: Dataset) -> str:
-    """A checksum of the rows as the network sees them: equal if and only if the data are."""
-    digest = hashlib.sha256()
-    for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test):
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def _open_directory(name: str, dataset: Dataset) -> pathlib.Path:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
-from haiku_posteriors.core.judging.floors import Estimate
-from haiku_posteriors.utils.checkpoint_utils import write_atomically
+from haiku_posteriors.core.judging.bootstrap import Estimate
+from haiku_posteriors.utils.files import write_atomically
 
 Results = Mapping[str, Mapping[str, Estimate]]  # by the run's name, then by the number's
 
@@ -151,7 +151,7 @@ def write_markdown(path: pathlib.Path, results: Results, labels: Mapping[str, st
 
 
 def write_csv(path: pathlib.Path, results: Results) -> None:
-    """A line a number: run, metric, value, error, floor, floor_error; what is unknown is empty."""
+    """One line per number, with the fields of `Estimate`; an unknown value is empty."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["run", "metric", *Estimate._fields])
