@@ -18,18 +18,6 @@ from haiku_posteriors.utils.report.run_folders import OpenedRun
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string(
-    "reference", None, "Run folder, or file of class probabilities (.csv, .csv.gz, .npz)."
-)
-flags.DEFINE_multi_string(
-    "candidates", [], "Run folders or files, separated by commas; may be given several times."
-)
-flags.DEFINE_string(
-    "targets", None, "For files of probabilities: a file of test labels, or a data set's name."
-)
-flags.DEFINE_string("data_dir", None, "Folder with data files; by default the one of each run.")
-flags.DEFINE_string("dir", "runs/comparison", "Folder of the report.")
-
 
 def run(
     reference: str | None,
@@ -72,6 +60,21 @@ def open_run_or_file(name: str) -> OpenedRun:
     return run_folders.open_run(path)
 
 
+def define_flags() -> None:
+    """Defines the flags of this script; not on import, so that several scripts can be imported."""
+    flags.DEFINE_string(
+        "reference", None, "Run folder, or file of class probabilities (.csv, .csv.gz, .npz)."
+    )
+    flags.DEFINE_multi_string(
+        "candidates", [], "Run folders or files, separated by commas; may be given several times."
+    )
+    flags.DEFINE_string(
+        "targets", None, "For files of probabilities: a file of test labels, or a data set's name."
+    )
+    flags.DEFINE_string("data_dir", None, "Folder with data files; by default the one of each run.")
+    flags.DEFINE_string("dir", "runs/comparison", "Folder of the report.")
+
+
 def main() -> None:
     """Compares what the flags name."""
     candidates = [name for group in FLAGS.candidates for name in group.split(",") if name]
@@ -79,4 +82,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    define_flags()
     script_utils.run_script(main)

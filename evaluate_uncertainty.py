@@ -16,19 +16,6 @@ from haiku_posteriors.utils.report import run_folders, uncertainty
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_list("runs", [], "Folders of finished runs on the same data, separated by commas.")
-flags.DEFINE_list(
-    "ood_sets", None, "Data sets to tell from the run's own; those that suit it by default."
-)
-flags.DEFINE_integer("num_draws", 50, "Maximum draws per run, evenly chosen.", lower_bound=1)
-flags.DEFINE_integer(
-    "num_rows", 1000, "Maximum rows of each foreign or shifted set.", lower_bound=2
-)
-flags.DEFINE_string("data_dir", None, "Folder with data files; by default the one of each run.")
-flags.DEFINE_string(
-    "dir", None, "Folder of the report; uncertainty/ in the first run's by default."
-)
-
 
 def run(
     runs: Sequence[str],
@@ -64,6 +51,22 @@ def run(
     uncertainty.write(directory or opened[0].path / "uncertainty", evaluations, notes)
 
 
+def define_flags() -> None:
+    """Defines the flags of this script; not on import, so that several scripts can be imported."""
+    flags.DEFINE_list("runs", [], "Folders of finished runs on the same data, separated by commas.")
+    flags.DEFINE_list(
+        "ood_sets", None, "Data sets to tell from the run's own; those that suit it by default."
+    )
+    flags.DEFINE_integer("num_draws", 50, "Maximum draws per run, evenly chosen.", lower_bound=1)
+    flags.DEFINE_integer(
+        "num_rows", 1000, "Maximum rows of each foreign or shifted set.", lower_bound=2
+    )
+    flags.DEFINE_string("data_dir", None, "Folder with data files; by default the one of each run.")
+    flags.DEFINE_string(
+        "dir", None, "Folder of the report; uncertainty/ in the first run's by default."
+    )
+
+
 def main() -> None:
     """Evaluates the runs that the flags name."""
     directory = pathlib.Path(FLAGS.dir) if FLAGS.dir else None
@@ -71,4 +74,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    define_flags()
     script_utils.run_script(main)

@@ -8,6 +8,7 @@ averaged over several ways to halve the chains.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -143,6 +144,21 @@ def halve(num_draws: int, num_chains: int) -> list[tuple[np.ndarray, np.ndarray]
         held = np.isin(np.arange(num_chains), way)
         parts.append((chains[held].ravel(), chains[~held].ravel()))
     return parts
+
+
+def is_at_floor(metric: str, estimate: Estimate) -> bool:
+    """Whether a distance is within two standard errors of its floor, or better than it.
+
+    Better is possible where draws are averaged: a few point estimates from the middle of the
+    posterior have a more accurate average than as many exact draws. A ratio is not better for being
+    lower.
+    """
+    excess = estimate.value - estimate.floor
+    if metric == "agreement":
+        excess = -excess
+    elif metric.endswith("_ratio"):
+        excess = abs(excess)
+    return excess <= 2 * math.hypot(estimate.error, estimate.floor_error)  # False for NaN
 
 
 def _compare_means(candidate: Predictions, reference: Predictions) -> dict[str, Estimate]:
