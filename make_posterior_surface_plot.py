@@ -96,7 +96,7 @@ def run(settings: Settings) -> None:
     )
     log_prior, log_likelihood = (
         values.reshape(grid.shape[:2])
-        for values in surface.evaluate(
+        for values in surface.evaluate_on_plane(
             log_joint, data, plane, grid.reshape(-1, 2), at_once=POINTS_AT_ONCE
         )
     )

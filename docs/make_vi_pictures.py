@@ -25,15 +25,15 @@ from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
 from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import checkpoint_utils, data_utils, ensemble_utils, models, optim_utils
 from haiku_posteriors.utils.logging_utils import read_rows
-from haiku_posteriors.utils.plots import plot_utils
+from haiku_posteriors.utils.plots import predictive, style
 
 PICTURES = pathlib.Path("docs/pictures")
 COLOURS = (
-    plot_utils.BLUE,
-    plot_utils.VERMILLION,
-    plot_utils.ORANGE,
-    plot_utils.SKY_BLUE,
-    plot_utils.BLACK,
+    style.BLUE,
+    style.VERMILLION,
+    style.ORANGE,
+    style.SKY_BLUE,
+    style.BLACK,
 )
 SERIES = {
     "point": "point estimate, known noise",
@@ -78,7 +78,7 @@ def series(runs: pathlib.Path, path: pathlib.Path) -> None:
         predict = ensemble_utils.make_predictor(log_joint, DATASET)
         panels[title] = predict(jax.device_put(draws), jax.device_put(points)).flat().outputs
     targets = ensemble_utils.targets_in_original_units(DATASET.y_train, DATASET)
-    plot_utils.predictive_panel(
+    predictive.predictive_panel(
         path, panels, grid, DATASET.x_train, targets, lambda x: 10 * np.sin(2 * np.pi * x)
     )
     shrink(path)

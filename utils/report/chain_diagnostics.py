@@ -8,7 +8,7 @@ import numpy as np
 from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.judging.diagnostics import Convergence
 from haiku_posteriors.utils.files import write_json
-from haiku_posteriors.utils.plots import plot_utils
+from haiku_posteriors.utils.plots import curves
 from haiku_posteriors.utils.train_utils import RunResult
 
 # Diagnosing every prediction or weight of a large problem would take longer than it tells.
@@ -93,7 +93,7 @@ def _write(
     }
     write_json(directory / "diagnostics.json", content)
     log_joint = result.history.get("log_joint")
-    plot_utils.chain_diagnostics(
+    curves.chain_diagnostics(
         directory / "diagnostics.png", log_joint, predictions.rhat, parameters.rhat
     )
     summary = content["predictions"]
