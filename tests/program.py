@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 
+import haiku as hk
+import jax
 import numpy as np
 
 from haiku_posteriors.utils import checkpoint_utils
+from haiku_posteriors.utils.files import read_rows as read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ENVIRONMENT = os.environ | {
@@ -19,6 +22,7 @@ ENVIRONMENT = os.environ | {
         "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path.home() / ".cache/haiku-posteriors/xla")
     ),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "PYTHONPATH": str(ROOT / "tests"),
 }
 
 
@@ -84,3 +88,8 @@ def assert_same_outcome(first, second):
         assert ours.keys() == theirs.keys()
         for name in ours:
             np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def wide_network(inputs):
+    """A million weights, for tests of memory."""
+    return hk.nets.MLP([1000, 1000, 1], activation=jax.nn.tanh)(inputs)

@@ -201,9 +201,9 @@ def describe_flags(description: str, groups: Groups) -> str:
     for title, group in {**groups, "Help": INVOCATION}.items():
         lines.append(f"\n{title}:")
         for flag in group:
-            default = flag.by_default or {None: "none", "": "''"}.get(flag.default, flag.default)
-            if isinstance(default, list):
-                default = ",".join(default) or "none"
+            default = flag.by_default or (
+                "none" if flag.default in (None, "", []) else flag.default
+            )
             choices = f" <{'|'.join(flag.choices)}>" if flag.choices else ""
             sentence = f"{flag.help} (by default: {default})"
             if flag.kind == "alias" or flag in INVOCATION:

@@ -4,11 +4,12 @@ A network of 36 million weights with 1,000 draws has 146 GB of them; no more tha
 collection, if that is larger) are in memory at a time, unless a run has no folder to put them.
 """
 
+import mmap
 import os
 import pathlib
 import tempfile
+import weakref
 from collections.abc import Iterator
-from typing import BinaryIO
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import checkpoint_utils
 
-PART_BYTES = 2**28
+PART_BYTES = 2**26
 
 
 def num_bytes(tree: Params) -> int:
@@ -101,46 +102,56 @@ def concatenate(parts: list[Params]) -> Params:
 
 
 class PredictionStore:
-    """Predictions of a run's draws, in temporary files that are mapped into memory.
+    """Predictions of a run's draws; with a folder, in temporary files mapped into memory.
 
     The files have no name: they end with the run, which writes predictions.npz from them.
+
+    Attributes:
+      num_draws: how many draws of each chain there are predictions of.
     """
 
     def __init__(self, directory: pathlib.Path | None, capacity: int) -> None:
         """Prepares for predictions of at most `capacity` draws per chain."""
         self._directory, self._capacity = directory, capacity
-        self._task, self._num_draws = "", 0
-        self._files: list[_ArrayFile] = []
+        self._task, self.num_draws = "", 0
+        self._arrays: list[_ArrayFile | _ArrayInMemory] = []
 
     def append(self, predictions: Predictions) -> None:
         """Adds predictions of the next draws."""
         assert predictions.log_likelihoods is not None
         arrays = (predictions.outputs, predictions.log_likelihoods)
-        if not self._files:
+        if not self._arrays:
             self._task = predictions.task
-            self._files = [_ArrayFile(self._directory, self._capacity, a) for a in arrays]
-        for file, array in zip(self._files, arrays, strict=True):
-            file.write(self._num_draws, array)
-        self._num_draws += predictions.outputs.shape[1]
+            self._arrays = [
+                _ArrayFile(self._directory, self._capacity, array)
+                if self._directory
+                else _ArrayInMemory(self._capacity, array)
+                for array in arrays
+            ]
+        for stored, array in zip(self._arrays, arrays, strict=True):
+            stored.write(self.num_draws, array)
+        self.num_draws += predictions.outputs.shape[1]
 
     def clear(self) -> None:
         """Forgets all predictions; others are to follow."""
-        self._num_draws = 0
+        self.num_draws = 0
 
     def view(self, targets: np.ndarray) -> Predictions:
         """All predictions so far; their arrays read from the files as they are used."""
-        outputs, log_likelihoods = (file.view()[:, : self._num_draws] for file in self._files)
+        outputs, log_likelihoods = (stored.view()[:, : self.num_draws] for stored in self._arrays)
         return Predictions(self._task, outputs, log_likelihoods, targets)
 
 
 class _ArrayFile:
     """An array (chains, capacity, ...) of which the draws are written one after another."""
 
-    def __init__(self, directory: pathlib.Path | None, capacity: int, like: np.ndarray) -> None:
-        self._file: BinaryIO = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115
+    def __init__(self, directory: pathlib.Path, capacity: int, like: np.ndarray) -> None:
         self._shape, self._dtype = (like.shape[0], capacity, *like.shape[2:]), like.dtype
         self._draw_bytes = like[0, 0].nbytes
-        self._file.truncate(like.shape[0] * capacity * self._draw_bytes)
+        self._file, name = tempfile.mkstemp(dir=directory)
+        weakref.finalize(self, os.close, self._file)
+        os.unlink(name)
+        os.truncate(self._file, like.shape[0] * capacity * self._draw_bytes)
 
     def write(self, first: int, array: np.ndarray) -> None:
         # Written and not assigned through a map: a full disk is then an error and not a signal.
@@ -148,8 +159,22 @@ class _ArrayFile:
             offset = (chain * self._shape[1] + first) * self._draw_bytes
             content = memoryview(draws.tobytes())
             while content:
-                written = os.pwrite(self._file.fileno(), content, offset)
+                written = os.pwrite(self._file, content, offset)
                 content, offset = content[written:], offset + written
 
     def view(self) -> np.ndarray:
-        return np.memmap(self._file, self._dtype, "r", shape=self._shape)
+        mapped = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+        return np.ndarray(self._shape, self._dtype, buffer=mapped)
+
+
+class _ArrayInMemory:
+    """The same without a folder."""
+
+    def __init__(self, capacity: int, like: np.ndarray) -> None:
+        self._array = np.empty((like.shape[0], capacity, *like.shape[2:]), like.dtype)
+
+    def write(self, first: int, array: np.ndarray) -> None:
+        self._array[:, first : first + array.shape[1]] = array
+
+    def view(self) -> np.ndarray:
+        return self._array

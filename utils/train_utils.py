@@ -312,9 +312,8 @@ class Run:
             train.append(self._predict(draws, self._train))
             if not self._collects(self.step):
                 test.append(self._predict(draws, self._test))
-        collected = self._predictions.view(self.test_targets)
         if self._collects(self.step):  # just predicted with draws of the same state
-            latest = collected.latest(self._num_draws)
+            latest = self._predictions.view(self.test_targets).latest(self._num_draws)
         else:
             latest = test.view(self.test_targets)
         columns = TABLE_COLUMNS[self.dataset.task]
@@ -325,8 +324,8 @@ class Run:
         values |= {f"test_{name}": value for name, value in test_metrics.items()}
         count, disagreement = latest.num_draws, test_metrics["disagreement"]
         shown = ["log_joint", f"train_{columns[1]}", *(f"test_{name}" for name in columns)]
-        if collected.outputs.shape[1] > self._num_draws:
-            ensemble = metrics.of_predictions(collected)
+        if self._predictions.num_draws > self._num_draws:
+            ensemble = metrics.of_predictions(self._predictions.view(self.test_targets))
             values |= {f"ensemble_{name}": value for name, value in ensemble.items()}
             shown += [f"ensemble_{name}" for name in columns[:2]]
             count, disagreement = 2, ensemble["disagreement"]

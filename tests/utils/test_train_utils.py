@@ -5,14 +5,15 @@ import numpy as np
 import optax
 import pytest
 
-from haiku_posteriors.core import sgd
+from haiku_posteriors.core import sgd, vi
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import metrics
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.priors import make_prior
-from haiku_posteriors.utils import checkpoint_utils, data_utils, models
-from haiku_posteriors.utils.logging_utils import RunLog, read_rows
+from haiku_posteriors.utils import checkpoint_utils, data_utils, models, train_utils
+from haiku_posteriors.utils.files import read_rows
+from haiku_posteriors.utils.logging_utils import RunLog
 from haiku_posteriors.utils.train_utils import DivergedError, Run
 
 EPOCHS = 8
@@ -28,7 +29,7 @@ def problem():
 def make_run(problem, directory=None, step_size=1e-2, **settings):
     log_joint, dataset = problem
     arguments = {
-        "num_epochs": EPOCHS,
+        "num_steps": EPOCHS,
         "num_chains": 3,
         "eval_freq": 3,
         "save_freq": 2,
@@ -50,7 +51,14 @@ class Crash(Exception):
 
 
 def assert_equal_runs(first, second):
-    compared = ("draws", "test_predictions", "test_metrics", "train_metrics", "state", "steps")
+    compared = (
+        "draws",
+        "test_predictions",
+        "test_metrics",
+        "train_metrics",
+        "state",
+        "num_updates",
+    )
     for name in compared:
         a, b = getattr(first, name), getattr(second, name)
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
@@ -59,11 +67,11 @@ def assert_equal_runs(first, second):
 
 def test_result_is_complete(whole):
     result, directory = whole
-    assert result.steps == EPOCHS * 3
+    assert result.num_updates == EPOCHS * 3
     assert result.draws["hidden_0"]["w"].shape == (3, 3, 1, 7)
     assert result.test_predictions.outputs.shape == (3, 3, 128, 2)
-    flat = result.test_predictions.flat()
-    assert result.test_metrics["nll"] == metrics.negative_log_likelihood(flat.log_likelihoods)
+    flat = result.test_predictions.flat_log_likelihoods
+    assert result.test_metrics["nll"] == metrics.negative_log_likelihood(flat)
     # Convexity: the mixture's score is at least as good as the mean of its members' scores.
     assert result.test_metrics["nll"] <= result.member_metrics["nll"]
     assert [row["epoch"] for row in read_rows(directory / "metrics.jsonl")] == [3, 6, 8]
@@ -122,7 +130,7 @@ def test_a_damaged_checkpoint_costs_time_only(problem, whole, tmp_path, capsys):
     newest = tmp_path / "checkpoints" / f"epoch_{EPOCHS:08d}.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     run = make_run(problem, tmp_path, quiet=False)
-    assert run.epoch == 6
+    assert run.step == 6
     assert "is damaged" in capsys.readouterr().out
     assert_equal_runs(run.finish(), whole[0])
 
@@ -131,7 +139,7 @@ def test_a_number_that_is_not_finite_stops_the_run_and_keeps_the_state_before(pr
     log_joint, dataset = problem
     step_size = optax.piecewise_constant_schedule(1e-4, {4 * 3 + 1: 1e30})  # step 2 of epoch 5
     method = sgd.sgd(log_joint, optax.sgd(step_size), batch_size=32)
-    run = Run(log_joint, dataset, method, num_epochs=9, directory=tmp_path, quiet=True)
+    run = Run(log_joint, dataset, method, num_steps=9, directory=tmp_path, quiet=True)
     with pytest.raises(DivergedError, match="epoch 5, step 3, chain 0; the state after epoch 4"):
         run.finish()
     epoch, state, _, _ = checkpoint_utils.load_newest_checkpoint(
@@ -156,6 +164,51 @@ def test_a_run_that_would_collect_nothing_is_refused(problem):
         make_run(problem, collects=lambda epoch: epoch > 100)
 
 
+def test_draws_in_blocks_and_in_many_files_are_all_there(problem, tmp_path, monkeypatch):
+    """With PART_BYTES below one draw: a block of one draw, a file after every block."""
+    log_joint, dataset = problem
+    monkeypatch.setattr(train_utils, "PART_BYTES", 1)
+    method = vi.mean_field_vi(log_joint, optax.adam(1e-2), batch_size=70)
+    settings = {"num_steps": 3, "num_chains": 2, "num_draws": 4, "quiet": True, "eval_freq": 2}
+    runs = [Run(log_joint, dataset, method, directory=tmp_path, **settings).finish()]
+    assert len(list((tmp_path / "draws").iterdir())) == 4
+    runs.append(Run(log_joint, dataset, method, directory=tmp_path, **settings).finish())
+    runs.append(Run(log_joint, dataset, method, **settings).finish())
+    for again in runs[1:]:
+        assert_equal_runs(again, runs[0])
+    draws = runs[0].draws["hidden_0"]["w"]
+    assert draws.shape == (2, 4, 1, 7)
+    assert len(np.unique(draws.reshape(8, -1), axis=0)) == 8, "blocks must differ"
+    few = runs[0].store.take(np.array([1, 3]))["hidden_0"]["w"]
+    np.testing.assert_array_equal(few, draws[:, [1, 3]])
+
+
+def test_changed_draws_replace_those_of_the_state(problem, tmp_path):
+    """They are on disk and predicted with, and a second start makes them again."""
+    arguments = {"directory": tmp_path, "collects": None}
+
+    def change(state, draws):
+        return jax.tree.map(lambda leaf: leaf + np.float32(1), draws)
+
+    plain = make_run(problem, collects=None).finish()
+    for _ in range(2):
+        changed = make_run(problem, **arguments).finish(change)
+        expected = plain.draws["output"]["b"] + np.float32(1)
+        np.testing.assert_array_equal(changed.draws["output"]["b"], expected)
+        difference = changed.test_predictions.outputs - plain.test_predictions.outputs
+        assert np.abs(difference[..., 0]).min() > 0
+        stored = checkpoint_utils.load_draws(tmp_path / "draws")
+        np.testing.assert_array_equal(stored["output/b"], expected)
+
+
+def test_a_checkpoint_of_another_version_is_pointed_out(problem, tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_utils, "__version__", "0.0.1")
+        make_run(problem, tmp_path).finish()
+    make_run(problem, tmp_path, quiet=False).finish()
+    assert "version 0.0.1 began this run" in capsys.readouterr().out
+
+
 def test_predictions_are_in_original_units():
     """Standardised targets: errors and densities come back in the units of y."""
     x = np.linspace(-1, 1, 40)[:, None]
@@ -164,7 +217,7 @@ def test_predictions_are_in_original_units():
     network = models.get_network("logistic_regression", 1)
     log_joint = make_log_joint(network, dataset.x_train, make_prior(1e-3), gaussian(0.1))
     method = sgd.sgd(log_joint, optax.adam(5e-2), batch_size=40)
-    result = Run(log_joint, dataset, method, num_epochs=500, quiet=True).finish()
+    result = Run(log_joint, dataset, method, num_steps=500, quiet=True).finish()
     mean, std = np.moveaxis(result.test_predictions.outputs[0, 0], -1, 0)
     np.testing.assert_allclose(mean, y[:, 0], atol=0.5)
     np.testing.assert_allclose(std, 0.1 * dataset.target_scale[0], rtol=1e-5)

@@ -15,7 +15,7 @@ from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import models
 from haiku_posteriors.utils.stages import generator_files
 
-CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = pathlib.Path(__file__).resolve().parents[3] / "configs"
 SHAPES = {"layer": {"w": jax.ShapeDtypeStruct((3, 4), jnp.float32)}}
 
 
@@ -38,7 +38,7 @@ def test_files_make_the_generators_they_say(
         categorical(classes),
     )
     shapes = log_joint.shapes
-    description = generator_files.describe(str(CONFIGS / f"{name}.yaml"), shapes)
+    description = generator_files.describe_generator(str(CONFIGS / f"{name}.yaml"), shapes)
     generator = generators.make_generator(description, shapes)
     assert (generator.latent_size, generator.num_weights) == (latent, weights)
     assert generators.num_parameters(generator, shapes) == parameters
@@ -46,7 +46,7 @@ def test_files_make_the_generators_they_say(
 
 def test_every_file_loads():
     for path in CONFIGS.glob("*.yaml"):
-        assert generator_files.describe(str(path), SHAPES)
+        assert generator_files.describe_generator(str(path), SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_wrong_files_are_one_sentence(text, sentence, tmp_path):
     path = tmp_path / "generator.yaml"
     path.write_text(text)
     with pytest.raises(UserError) as error:
-        generator_files.describe(str(path), SHAPES)
+        generator_files.describe_generator(str(path), SHAPES)
     assert sentence in str(error.value)

@@ -1,6 +1,5 @@
-"""What scripts share, as far as it is not seen in the scripts' own tests."""
+"""Pretraining: each chain gets the best of its starts."""
 
-import types
 from typing import NamedTuple
 
 import haiku as hk
@@ -12,16 +11,16 @@ from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.priors import make_prior
-from haiku_posteriors.utils import data_utils, script_utils
+from haiku_posteriors.utils import data_utils
+from haiku_posteriors.utils.stages import pretrain
 
 
 class Still(NamedTuple):
     params: dict
 
 
-def test_pretraining_keeps_the_best_start_of_each_chain(monkeypatch):
+def test_each_chain_gets_the_best_of_its_starts():
     """Of a method that stays where it starts, and says a log-joint that tells starts apart."""
-    monkeypatch.setattr(script_utils, "FLAGS", types.SimpleNamespace(seed=0))
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     dataset = data_utils.from_arrays(x, x[:, :1], x, x[:, :1])
     log_joint = make_log_joint(lambda x: hk.Linear(1)(x), x, make_prior(1.0), gaussian(0.3))
@@ -36,10 +35,11 @@ def test_pretraining_keeps_the_best_start_of_each_chain(monkeypatch):
     )
 
     def scores(num_chains, num_starts):
-        params = script_utils.pretrain(
+        params = pretrain.pretrain(
             method,
             log_joint,
             dataset,
+            seed=0,
             num_chains=num_chains,
             num_starts=num_starts,
             num_epochs=1,

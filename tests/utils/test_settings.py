@@ -1,0 +1,135 @@
+"""One table of defaults: which value wins, where it comes from, and that no entry is dead."""
+
+import dataclasses
+import json
+
+import pytest
+
+import run_hmc
+import run_implicit
+import run_sgd
+import run_sgmcmc
+import run_vi
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils import cmd_args_utils, data_utils, problem, settings
+from haiku_posteriors.utils.problem import Problem
+
+SCRIPTS = {
+    "hmc": run_hmc,
+    "sgd": run_sgd,
+    "sgmcmc": run_sgmcmc,
+    "vi": run_vi,
+    "mc_dropout": run_vi,
+    "implicit": run_implicit,
+}
+
+
+def resolved(method, *flags):
+    return settings.resolve(method, cmd_args_utils.parse(SCRIPTS[method].GROUPS, flags))
+
+
+def flag_names(script):
+    return {flag.name for group in script.GROUPS.values() for flag in group}
+
+
+def test_every_layer_sets_flags_that_its_methods_have():
+    for layer in settings.LAYERS:
+        for method in layer.methods or ("sgd", "sgmcmc"):
+            unknown = layer.values.keys() - flag_names(SCRIPTS[method]) - {"optimizer"}
+            assert not unknown, (layer.source, unknown)
+
+
+def test_every_layer_applies_to_some_data_set():
+    kinds = {"study", "uci", "small_uci", "own"}
+    for layer in settings.LAYERS:
+        assert all(name in kinds or name in data_utils.known_names() for name in layer.data)
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "name", "value", "source"),
+    [
+        ("sgd", "--dataset_name=cifar10", "weight_decay", 15.0, settings.STUDY),
+        ("sgd", "--dataset_name=energy_3", "init_step_size", 1e-5, "UCI regression"),
+        ("sgd", "--dataset_name=x.npz", "optimizer", "Adam", "data without settings of their own"),
+        ("sgd", "--weight_decay=3", "weight_decay", 3.0, "given"),
+        ("mc_dropout", "", "num_epochs", 6000, "small embedded data, full batch"),
+        ("mc_dropout", "", "vi_estimator", None, "default"),
+        ("vi", "", "num_epochs", 20_000, "VI on toy_regression"),
+        ("vi", "--num_epochs=100", "kl_warmup_epochs", 50, "half of num_epochs"),
+        ("vi", "--num_epochs=100 --kl_warmup_epochs=70", "kl_warmup_epochs", 70.0, "given"),
+        ("vi", "--dataset_name=imdb", "vi_sigma_init", 1e-3, f"{settings.STUDY}, VI"),
+        ("sgmcmc", "--dataset_name=bostonHousing_1", "final_step_size", 1e-6, None),
+        ("sgmcmc", "--dataset_name=protein_1", "preconditioner", "RMSprop", None),
+        ("sgmcmc", "--dataset_name=mnist", "num_burnin_epochs", 150, "half of num_epochs"),
+        ("sgmcmc", "--init_step_size=1e-3", "final_step_size", 1e-3, "init_step_size was given"),
+        ("sgmcmc", "--init_step_size=1e-3 --dataset_name=wine", "preconditioner", "None", None),
+        ("sgmcmc", "--preconditioner=RMSprop", "init_step_size", 1e-4, None),
+        ("sgmcmc", "--momentum=0", "momentum_decay", 0.0, "given"),
+        ("hmc", "", "num_burn_in_iterations", 100, "100, or half of num_iterations"),
+        ("hmc", "--num_iterations=30", "num_burn_in_iterations", 15, None),
+        ("hmc", "--step_size=0.1", "num_burn_in_iterations", 0, "none: step_size was given"),
+        ("implicit", "--num_epochs=400 --dataset_name=wine", "pretrain_epochs", 100, None),
+        ("implicit", "--num_epochs=400", "pretrain_epochs", 3000, "implicit VI on toy_regression"),
+    ],
+)
+def test_which_value_wins_and_where_it_comes_from(method, flags, name, value, source):
+    found = resolved(method, *flags.split())
+    assert found.values[name] == value
+    assert source in (None, found.sources[name])
+
+
+def test_settings_cannot_be_changed():
+    found = resolved("sgd")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.values = {}
+    with pytest.raises(AttributeError, match="no setting 'nonsense'"):
+        _ = found.nonsense
+
+
+def test_flags_a_json_file_and_python_describe_the_same_problem():
+    flags = [
+        "--dataset_name=diabetes",
+        "--weight_decay=3",
+        "--prior_group=b=2",
+        "--task=regression",
+    ]
+    by_flags = Problem.from_mapping(resolved("sgd", *flags).values)
+    by_json = Problem.from_mapping(json.loads(json.dumps(resolved("sgd", *flags).values)))
+    by_python = Problem(
+        dataset_name="diabetes", weight_decay=3.0, prior_group=("b=2",), task="regression"
+    )
+    assert by_flags == by_json == by_python
+
+
+@pytest.mark.parametrize(
+    ("described", "likelihood", "noise_std", "learn_noise"),
+    [
+        (Problem("diabetes"), "heteroscedastic_gaussian", 0.3, True),
+        (Problem("diabetes", noise_std=0.2), "gaussian", 0.2, False),
+        (Problem("diabetes", learn_noise=True), "gaussian", 0.3, True),
+        (Problem("diabetes", model_name="mlp_toy"), "gaussian", 0.3, True),
+        (Problem("wine"), "categorical", 0.3, True),
+    ],
+)
+def test_what_is_chosen_from_the_data(described, likelihood, noise_std, learn_noise):
+    chosen = problem.complete(described, problem.load_data(described))
+    assert (chosen.likelihood, chosen.noise_std, chosen.learn_noise) == (
+        likelihood,
+        noise_std,
+        learn_noise,
+    )
+
+
+def test_a_known_noise_is_not_learned():
+    toy = Problem()
+    dataset = problem.load_data(toy)
+    known = settings.KNOWN_NOISE_STD["toy_regression"]
+    assert problem.complete(toy, dataset, known).learn_noise is False
+    # The network's own scale is meant where it has one and no noise was given.
+    network = Problem(model_name="mlp_regression")
+    assert problem.complete(network, dataset, known).likelihood == "heteroscedastic_gaussian"
+
+
+def test_float64_needs_jax_in_that_mode():
+    with pytest.raises(UserError, match="jax_enable_x64"):
+        problem.load_data(Problem(use_float64=True))
