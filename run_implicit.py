@@ -16,7 +16,7 @@ from absl import flags
 from haiku_posteriors.core import sgd, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.implicit import generators, implicit_vi, mixtures
+from haiku_posteriors.core.implicit import generators, implicit_vi, mixtures, samplers
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method, State
@@ -68,7 +68,7 @@ flags.DEFINE_bool("entropy_warm_start", False, "singular_value: start from the l
 flags.DEFINE_integer("num_samples", 8, "Draws of the latent a minibatch.", lower_bound=1)
 flags.DEFINE_float("noise_scale", 1e-2, "Noise beside the generator; at the start if learned.")
 flags.DEFINE_bool("learn_noise_scale", True, "Learn the noise scale of every weight.")
-flags.DEFINE_enum("start", "network", implicit_vi.STARTS, "Where the generator's draws begin.")
+flags.DEFINE_enum("start", "network", samplers.STARTS, "Where the generator's draws begin.")
 flags.DEFINE_float("init_spread", 0.02, "Spread of the first draws, relative to the weights.")
 flags.DEFINE_integer(
     "pretrain_epochs", None, "Epochs of MAP training before, unless a start is given."
@@ -158,14 +158,14 @@ def make_method(log_joint: LogJoint, generator: Generator, epoch: int) -> Method
         generator=generator,
         estimator=make_estimator(),
         num_samples=FLAGS.num_samples,
-        noise_scale=FLAGS.noise_scale,
         learn_noise_scale=FLAGS.learn_noise_scale,
-        start=FLAGS.start,
-        init_spread=FLAGS.init_spread,
-        entropy_weight=FLAGS.entropy_weight,
-        prior_weight=FLAGS.prior_weight,
-        annealing_start=FLAGS.annealing_start,
-        annealing_steps=round(FLAGS.annealing_epochs * epoch),
+        start=samplers.Start(FLAGS.start, FLAGS.init_spread, FLAGS.noise_scale),
+        objective=implicit_vi.Objective(
+            FLAGS.entropy_weight,
+            FLAGS.prior_weight,
+            FLAGS.annealing_start,
+            round(FLAGS.annealing_epochs * epoch),
+        ),
         place=devices.draw_placement(mesh, FLAGS.num_samples),
     )
 
