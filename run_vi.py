@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from haiku_posteriors.core import dropout, sgd, vi
+from haiku_posteriors.core import dropout, kl_weights, sgd, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
@@ -69,7 +69,7 @@ flags.DEFINE_enum("vi_estimator", None, vi.ESTIMATORS, "How draws of q enter the
 flags.DEFINE_integer("vi_num_samples", 1, "Draws of q a minibatch.", lower_bound=1)
 flags.DEFINE_enum("kl", "reverse", vi.KL_DIRECTIONS, "KL(q || prior), or KL(prior || q).")
 flags.DEFINE_string(
-    "kl_weight", "1", f"Factor of the KL: a number, or one of {', '.join(vi.KL_WEIGHTS)}."
+    "kl_weight", "1", f"Factor of the KL: a number, or one of {', '.join(kl_weights.KL_WEIGHTS)}."
 )
 flags.DEFINE_float(
     "kl_warmup_epochs", None, "The KL's factor grows over so many epochs.", lower_bound=0.0

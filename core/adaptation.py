@@ -29,7 +29,7 @@ class DualAveraging(NamedTuple):
     Attributes:
       average: the averaged iterate, which is the result.
       error: running mean of (target - acceptance probability).
-      center: where the log step size is drawn to.
+      center: the value to which the log step size is shrunk.
       num_updates: as a float.
     """
 
@@ -129,7 +129,7 @@ def adapt(
 
 
 def start_dual_averaging(step_size: jax.Array) -> DualAveraging:
-    """Starts at a step size, drawn to ten times it (section 3.1 there): too large costs less."""
+    """Starts at a step size, shrunk to ten times it (section 3.1 there): too large costs less."""
     zero = jnp.zeros_like(step_size)
     return DualAveraging(jnp.log(step_size), zero, jnp.log(10 * step_size), zero)
 
@@ -169,10 +169,10 @@ def add_to_moments(moments: Moments, random: Params) -> Moments:
 
 
 def relative_variances(moments: Moments, prior_std: Params, unit: float) -> Params:
-    """Variances in units of `unit`^2, drawn to 1e-3 of the prior's.
+    """Variances in units of `unit`^2, shrunk to 1e-3 of the prior's.
 
-    The pull is downwards because too small an inverse mass makes one parameter slow, while too
-    large a one forces small steps on all.
+    The shrinkage is downwards because an inverse mass that is too small makes one parameter slow,
+    while one that is too large forces small steps on all.
     """
 
     def relative_variance(squares: jax.Array, std: float) -> jax.Array:

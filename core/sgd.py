@@ -36,7 +36,7 @@ def sgd(
     Args:
       log_joint: what to maximise.
       optimizer: any optax transformation; Adam with a step size of 1e-2 by default.
-      batch_size: at most so many rows a minibatch.
+      batch_size: maximum rows per minibatch.
 
     Returns:
       The method. Its draws are copies of the current parameters.

@@ -110,7 +110,7 @@ class ImplicitTerms(NamedTuple):
       expected_log_likelihood: E[log p(D | w)] / T.
       expected_log_prior: E[log p(w)] / T.
       entropy: H[q].
-      log_det: of which the entropy was made.
+      log_det: the estimate that the entropy contains.
     """
 
     expected_log_likelihood: jax.Array
@@ -138,7 +138,7 @@ def evidence_terms(
     """Differentiable estimates of the ELBO's terms, each at its own (z, e).
 
     Args:
-      rng_key: of all that is random here.
+      rng_key: for z, e, probes and starting vectors.
       log_joint: the model.
       generator: g.
       estimator: of the log-determinant.
@@ -146,7 +146,7 @@ def evidence_terms(
       data: all data or a minibatch, with its weights.
       num_samples: draws of (z, e).
       vectors: from which `singular_value` starts, (num_samples, d); random by default.
-      place: spreads an array with a leading axis of draws over devices, or returns it as it is.
+      place: spreads an array with a leading axis of draws over devices; the identity by default.
 
     Returns:
       The terms, (num_samples,) each, and the vectors at which `singular_value` ended, else None.
