@@ -83,6 +83,17 @@ def mc_dropout(
     Returns:
       The method. Its draws are parameters with masked weights. Infos are, at each minibatch:
       `log_joint`, the estimate of E_q[log p_T(w, D)], and `expected_log_likelihood`, tempered.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> method = mc_dropout(log_joint, dropout_rate=0.2, batch_size=8)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for epoch in range(2):
+      ...     state, info = step(jax.random.key(epoch), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
     if not 0 <= dropout_rate < 1:
         raise UserError(f"dropout_rate must be at least 0 and below 1, not {dropout_rate}.")

@@ -125,6 +125,17 @@ def hmc(
     Returns:
       The method; it starts at `overdispersed_params` unless given parameters. `info` holds
       scalars: those of `transition`, step_size and num_leapfrog_steps.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> method = hmc(log_joint, step_size=0.01, trajectory_length=0.1, num_burn_in=0)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for iteration in range(2):
+      ...     state, info = step(jax.random.key(iteration), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
     adapts_step_size = step_size is None
     prior_std = trees.map_with_name(

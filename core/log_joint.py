@@ -172,6 +172,24 @@ def make_log_joint(
 
     Returns:
       The log-joint.
+
+    Example:
+
+      >>> import haiku as hk, jax, numpy as np
+      >>> from haiku_posteriors.core.data import make_data
+      >>> from haiku_posteriors.core.likelihoods import gaussian
+      >>> from haiku_posteriors.core.log_joint import make_log_joint
+      >>> from haiku_posteriors.core.priors import make_prior
+      >>> inputs = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+      >>> log_joint = make_log_joint(
+      ...     lambda x: hk.nets.MLP([3, 1])(x), inputs, make_prior(1.0), gaussian(noise_std=0.1)
+      ... )
+      >>> data = make_data(inputs, inputs**2)
+      >>> params = log_joint.init(jax.random.key(0))
+      >>> log_joint(params, data).shape
+      ()
+      >>> jax.tree.map(lambda leaf: leaf.shape, log_joint.shapes)["mlp/~/linear_0"]
+      {'b': (3,), 'w': (1, 3)}
     """
     check_positive(temperature=temperature)
     if num_microbatches < 1:

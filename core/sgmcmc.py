@@ -280,6 +280,17 @@ def sgmcmc(
 
     Returns:
       The method. Its draws are copies of the current parameters.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> method = sgmcmc(log_joint, sghmc(step_size=1e-4, momentum_decay=0.9), batch_size=4)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for epoch in range(2):
+      ...     state, info = step(jax.random.key(epoch), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
     sampler = sampler or sghmc(1e-4, 0.9, rmsprop(adaptation_steps=1000))
 

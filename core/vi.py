@@ -183,6 +183,17 @@ def mean_field_vi(
       The method. Infos are, at each minibatch: `log_joint`, the estimate of E_q[log p_T(w, D)];
       `expected_log_likelihood`, tempered; `kl`, not weighted; `elbo`, their difference; and
       `prior_scale/<group>` for each factor that is learned.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> method = mean_field_vi(log_joint, batch_size=8)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for epoch in range(2):
+      ...     state, info = step(jax.random.key(epoch), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
     for kind, name, known in (
         ("estimator", estimator, ESTIMATORS),

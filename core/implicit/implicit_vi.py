@@ -223,6 +223,18 @@ def implicit_vi(
       are, at each minibatch: `log_joint`, `expected_log_likelihood`, `expected_log_prior`,
       `entropy` and `elbo` (without any weights or annealing); `entropy_lower` and, where known,
       `entropy_upper`; `smallest_singular_value` of B and `residual` of the estimator.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> generator = generators.make_generator(generators.MLP(2), log_joint.random_shapes)
+      >>> method = implicit_vi(log_joint, batch_size=8, generator=generator)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for epoch in range(2):
+      ...     state, info = step(jax.random.key(epoch), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
     if generator is None:
         shapes = log_joint.random_shapes
