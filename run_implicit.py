@@ -16,7 +16,7 @@ import optax
 from haiku_posteriors.core import sgd, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.implicit import generators, implicit_vi, mixtures
+from haiku_posteriors.core.implicit import generators, implicit_vi, mixtures, samplers
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.trees import Params
@@ -76,7 +76,7 @@ START = (
         "enum",
         "network",
         "Where the generator's draws begin.",
-        choices=implicit_vi.STARTS,
+        choices=samplers.STARTS,
     ),
     Flag("init_spread", "float", 0.02, "Spread of the first draws, relative to the weights."),
     Flag(
@@ -198,14 +198,14 @@ def make_method(task: Task, generator: Generator) -> Method:
         generator=generator,
         estimator=make_estimator(settings),
         num_samples=settings.num_samples,
-        noise_scale=settings.noise_scale,
         learn_noise_scale=settings.learn_noise_scale,
-        start=settings.start,
-        init_spread=settings.init_spread,
-        entropy_weight=settings.entropy_weight,
-        prior_weight=settings.prior_weight,
-        annealing_start=settings.annealing_start,
-        annealing_steps=round(settings.annealing_epochs * batches),
+        start=samplers.Start(settings.start, settings.init_spread, settings.noise_scale),
+        objective=implicit_vi.Objective(
+            settings.entropy_weight,
+            settings.prior_weight,
+            settings.annealing_start,
+            round(settings.annealing_epochs * batches),
+        ),
         place=devices.draw_placement(mesh, settings.num_samples),
     )
 

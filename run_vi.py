@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from haiku_posteriors.core import dropout, sgd, vi
+from haiku_posteriors.core import dropout, kl_weights, sgd, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.method import Method
@@ -46,7 +46,7 @@ VI_FLAGS = (
         "kl_weight",
         "string",
         "1",
-        f"Factor of the KL: a number, or one of {', '.join(vi.KL_WEIGHTS)}.",
+        f"Factor of the KL: a number, or one of {', '.join(kl_weights.KL_WEIGHTS)}.",
     ),
     Flag(
         "kl_warmup_epochs",

@@ -27,6 +27,7 @@ from haiku_posteriors.core import likelihoods, priors, trees
 from haiku_posteriors.core.data import Data, make_data
 from haiku_posteriors.core.implicit import generators, implicit_vi, jacobian
 from haiku_posteriors.core.implicit.implicit_vi import Estimator
+from haiku_posteriors.core.implicit.samplers import Sampler
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
 from haiku_posteriors.utils import models
 
@@ -70,15 +71,15 @@ def medians(contenders: list[Callable[[], object]]) -> list[float]:
 def ideal(
     log_joint: LogJoint,
     generator: generators.Generator,
-    sampler: implicit_vi.Sampler,
+    sampler: Sampler,
     data: Data,
     num_products: int,
 ) -> Callable[[], object]:
     """Products, one reverse pass through two of them, and the log-joint's gradient, once each."""
 
     @jax.jit
-    def run(sampler: implicit_vi.Sampler, data: Data, z: jax.Array) -> tuple:
-        def whitened(weights: implicit_vi.Sampler, z: jax.Array) -> jax.Array:
+    def run(sampler: Sampler, data: Data, z: jax.Array) -> tuple:
+        def whitened(weights: Sampler, z: jax.Array) -> jax.Array:
             made = generator.apply(weights.generator, z)
             scaled = jax.tree.map(lambda w, s: w / jnp.exp(s), made, weights.log_scale)
             return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(scaled)])
@@ -92,7 +93,7 @@ def ideal(
 
         v = jax.lax.fori_loop(0, num_products, body, z)
 
-        def objective(sampler: implicit_vi.Sampler) -> jax.Array:
+        def objective(sampler: Sampler) -> jax.Array:
             image = jax.jvp(lambda z: whitened(sampler, z), (z,), (v,))[1]
             return log_joint(generator.apply(sampler.generator, z), data) + jnp.sum(image**2)
 
@@ -193,7 +194,6 @@ def wide_resnet() -> None:
             generator=generator,
             estimator=Estimator(name, 10, warm_start=True),
             num_samples=1,
-            noise_scale=1e-2,
         )
         state = jax.jit(method.init)(jax.random.key(0), None)
         step = jax.jit(method.step, donate_argnums=1)

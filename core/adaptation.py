@@ -1,4 +1,10 @@
-"""What HMC learns in burn-in: a step size by dual averaging, masses by running variances."""
+"""What gradient-based chains learn in burn-in: a step size by dual averaging, and masses.
+
+Burn-in has four quarters. Through all of them the step size follows the acceptance probability
+(Hoffman & Gelman 2014, arXiv 1111.4246, section 3.2); the second and third quarters collect the
+variances along the chain, from which the masses are set once, at the end of the third. Whatever
+makes the step size of the past obsolete restarts dual averaging from the best one so far.
+"""
 
 import math
 from typing import NamedTuple
@@ -6,13 +12,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from haiku_posteriors.core import trees
 from haiku_posteriors.core.trees import Params
 
 MASS_PSEUDO_DRAWS = 5  # weight of the prior's variance, times 1e-3, in an estimated one
 # Dual averaging's gamma, t_0 and kappa (Hoffman & Gelman 2014, section 3.2.1). Their gamma is 0.05,
-# for NUTS, whose acceptance is a mean over many points; with the one of a trajectory the iterates
-# swing so far that their average accepts 0.92 where 0.8 was asked for. With 0.2 it is 0.78 to 0.85,
-# on the small tanh network of the tests, where it was chosen.
+# for NUTS, whose acceptance is a mean over many points. The acceptance of a single trajectory is
+# noisier: with 0.05 the iterates swing so far that their average accepts 0.92 where 0.8 was asked
+# for; with 0.2 it accepts 0.78 to 0.85 on the small tanh network of the tests.
 SHRINKAGE, STABILISATION, DECAY = 0.2, 10.0, 0.75
 
 
@@ -22,7 +29,7 @@ class DualAveraging(NamedTuple):
     Attributes:
       average: the averaged iterate, which is the result.
       error: running mean of (target - acceptance probability).
-      center: where the log step size is drawn to.
+      center: the value to which the log step size is shrunk.
       num_updates: as a float.
     """
 
@@ -40,8 +47,89 @@ class Moments(NamedTuple):
     squares: Params
 
 
+class Learned(NamedTuple):
+    """What burn-in learns for one chain.
+
+    Attributes:
+      step_size: of the next transition.
+      inverse_mass: in the structure of the random parameters.
+      dual_averaging: None when the step size is given.
+      moments: None when the masses are not adapted.
+    """
+
+    step_size: jax.Array
+    inverse_mass: Params
+    dual_averaging: DualAveraging | None
+    moments: Moments | None
+
+
+class BurnIn(NamedTuple):
+    """How long burn-in is and what it aims at.
+
+    Attributes:
+      num_transitions: its length.
+      target_accept: the mean acceptance probability to reach.
+      longest_step: limit of the step size, e.g. the trajectory's length.
+      prior_std: in the structure of the random parameters, the tempered prior's.
+      unit: the largest of `prior_std`; inverse masses are variances in units of its square.
+    """
+
+    num_transitions: int
+    target_accept: float
+    longest_step: float
+    prior_std: Params
+    unit: float
+
+    @property
+    def first_quarter(self) -> int:
+        """The last transition of the first quarter."""
+        return self.num_transitions // 4
+
+    @property
+    def third_quarter(self) -> int:
+        """The last transition of the third quarter."""
+        return self.num_transitions - self.num_transitions // 4
+
+
+def adapt(
+    burn_in: BurnIn,
+    num_done: jax.Array,
+    learned: Learned,
+    random: Params,
+    acceptance: jax.Array,
+) -> Learned:
+    """What is learned from one transition; nothing once burn-in is over.
+
+    Args:
+      burn_in: the settings.
+      num_done: transitions done, this one included.
+      learned: so far, with the step size of this transition.
+      random: the random parameters after it.
+      acceptance: its acceptance probability.
+    """
+    size, inverse_mass, dual, moments = learned
+    changed = num_done == burn_in.first_quarter  # the limit on the number of steps is gone
+    if moments is not None:
+        inside = (num_done > burn_in.first_quarter) & (num_done <= burn_in.third_quarter)
+        moments = trees.select(inside, add_to_moments(moments, random), moments)
+        estimate = relative_variances(moments, burn_in.prior_std, burn_in.unit)
+        inverse_mass = trees.select(num_done == burn_in.third_quarter, estimate, inverse_mass)
+        changed |= num_done == burn_in.third_quarter
+    if dual is not None:
+        dual = trees.select(num_done == 1, start_dual_averaging(size), dual)
+        size, dual = update_dual_averaging(
+            dual, acceptance, burn_in.target_accept, burn_in.longest_step
+        )
+        is_last = num_done == burn_in.num_transitions
+        size = jnp.where(changed | is_last, jnp.exp(dual.average), size)
+        # Other trajectories or masses need another step size: start again from the best yet.
+        dual = trees.select(changed, start_dual_averaging(size), dual)
+    adapted = Learned(size, inverse_mass, dual, moments)
+    return trees.select(num_done <= burn_in.num_transitions, adapted, learned)
+
+
 def start_dual_averaging(step_size: jax.Array) -> DualAveraging:
-    """Starts at a step size, drawn to ten times it (section 3.1 there): too large costs less."""
+    """Starts at a step size, shrunk to ten times it (section 3.1 there): too large costs less."""
     zero = jnp.zeros_like(step_size)
     return DualAveraging(jnp.log(step_size), zero, jnp.log(10 * step_size), zero)
 
@@ -60,6 +148,12 @@ def update_dual_averaging(
     return jnp.exp(log_size), DualAveraging(average, error, dual.center, count)
 
 
+def start_moments(random: Params, dtype: jnp.dtype) -> Moments:
+    """No values yet; `dtype` is that of their number."""
+    zeros = jax.tree.map(jnp.zeros_like, random)
+    return Moments(jnp.zeros((), dtype), zeros, zeros)
+
+
 def add_to_moments(moments: Moments, random: Params) -> Moments:
     """Welford's update by one more value."""
     count = moments.num_values + 1
@@ -75,10 +169,10 @@ def add_to_moments(moments: Moments, random: Params) -> Moments:
 
 
 def relative_variances(moments: Moments, prior_std: Params, unit: float) -> Params:
-    """Variances in units of `unit`^2, drawn to 1e-3 of the prior's.
+    """Variances in units of `unit`^2, shrunk to 1e-3 of the prior's.
 
-    The pull is downwards because too small an inverse mass makes one parameter slow, while too
-    large a one forces small steps on all.
+    The shrinkage is downwards because an inverse mass that is too small makes one parameter slow,
+    while one that is too large forces small steps on all.
     """
 
     def relative_variance(squares: jax.Array, std: float) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Normal numbers for samplers that need one a parameter at every step.
+"""Approximately normal numbers for samplers that need one per parameter at every step.
 
-`jax.random.normal` costs as much as a gradient of a small network: 9 to 18 ns a number on a CPU.
-Stochastic samplers do not need that much of a number. A discretisation of Langevin dynamics whose
+`jax.random.normal` costs as much as a gradient of a small network: 9 to 18 ns per number on a CPU.
+Stochastic samplers need less than an exact normal law. A discretisation of Langevin dynamics whose
 error is O(eps^p) keeps that order with any noise that has the first 2p + 1 moments of the normal
 law (Milstein & Tretyakov 2004, chapter 2), and these samplers have p = 1, SGHMC 2 at full batches.
 The numbers here have the first eleven:
@@ -21,7 +21,7 @@ from jax.flatten_util import ravel_pytree
 
 from haiku_posteriors.core.trees import Params
 
-# a_1, a_3, ..., a_9: see `tests/core/test_noise.py`, which derives the moments from them.
+# a_1, a_3, ..., a_9; `tests/core/test_approximate_normals.py` derives the moments from them.
 COEFFICIENTS = (0.96593446, 2.3028019e-3, 5.1313851e-3, -9.1696402e-4, 6.7336468e-5)
 NUM_ROUNDS = 13
 _CENTER, _SCALE = 510, 147.80054  # mean and standard deviation of the sum of four bytes
@@ -40,7 +40,7 @@ def approximate_normal_like(rng_key: jax.Array, tree: Params) -> Params:
         return unravel(jax.random.normal(rng_key, flat.shape, flat.dtype))
     counts = jnp.arange((flat.size + 1) // 2, dtype=jnp.uint32)
     first, second = _threefry(jax.random.key_data(rng_key), jnp.zeros_like(counts), counts)
-    # Both sums in one word, and that word in memory, or each half would hash for itself.
+    # Both sums in one word, and that word in memory: otherwise each half would compute the hash.
     both = jax.lax.optimization_barrier(_sum_of_bytes(first) | _sum_of_bytes(second) << 16)
     sums = jnp.concatenate([both & 0xFFFF, both >> 16])[: flat.size]
     return unravel(_near_normal(sums))

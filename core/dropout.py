@@ -6,18 +6,18 @@ arXiv 1506.02142):
 
     W[..., k, :] = z_k M[..., k, :] / (1 - p),        z_k ~ Bernoulli(1 - p)
 
-So a draw is a parameter pytree and a whole function, like any other method's. Maximised over M,
-and over all parameters that no mask covers, is E_q[log p_T(w, D)]: the likelihood under a mask of
-its own for every row, as is usual in training, and the expected log-prior in closed form,
+So a draw is a parameter pytree, a whole function, as for any other method. The objective, maximised
+over M and all parameters that no mask covers, is E_q[log p_T(w, D)]: the likelihood with a separate
+mask for every row, as is usual in training, and the expected log-prior in closed form,
 
     E_q[log p(w)] = (1 - p) log p(M / (1 - p)) + p log p(0)        over the masked weights,
 
 which for a Gaussian prior is weight decay by (1 / s^2) / (1 - p). The entropy of q is that of the
-masks, a constant. Target: none but this objective; q is a discrete set of weights around the
-trained ones, whose spread is set by p and not by the data, so that more data do not narrow it.
+masks, a constant. Target: this objective only; q is a discrete set of weights around the trained
+ones, whose spread is set by p and not by the data, so that more data do not narrow it.
 
-Masked are the inputs of every `hk.Linear`, `hk.Conv1D` and `hk.Conv2D` but the first, a whole
-channel at a time. (For ReLU networks this equals dropout before or after the hidden activations;
+The masks act on the inputs of every `hk.Linear`, `hk.Conv1D` and `hk.Conv2D` except the first, on
+whole channels. (For ReLU networks this equals dropout before or after the hidden activations;
 outputs are never dropped.)
 """
 
@@ -77,12 +77,23 @@ def mc_dropout(
       log_joint: the model.
       dropout_rate: p, the probability that a channel is dropped.
       optimizer: any optax transformation; Adam with a step size of 1e-2 by default.
-      batch_size: at most so many rows a minibatch.
+      batch_size: maximum rows per minibatch.
       drop_inputs: whether the first layer's inputs, i.e. features of the data, are dropped too.
 
     Returns:
       The method. Its draws are parameters with masked weights. Infos are, at each minibatch:
       `log_joint`, the estimate of E_q[log p_T(w, D)], and `expected_log_likelihood`, tempered.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> method = mc_dropout(log_joint, dropout_rate=0.2, batch_size=8)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for epoch in range(2):
+      ...     state, info = step(jax.random.key(epoch), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
     if not 0 <= dropout_rate < 1:
         raise UserError(f"dropout_rate must be at least 0 and below 1, not {dropout_rate}.")
@@ -165,8 +176,8 @@ def dropout_network(
     """The network with dropout on the input channels of some modules.
 
     A mask belongs to a row and a module: it is the same at every position and in every call, as a
-    mask on the module's weights would be. Where the rows cannot be told from the inputs' shape
-    (e.g. inside hk.vmap), all rows share a mask.
+    mask on the module's weights would be. Where the shape of the inputs does not show
+    which axis is the rows (e.g. inside hk.vmap), all rows share a mask.
 
     Args:
       network: (params, inputs) -> outputs.

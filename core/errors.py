@@ -1,4 +1,4 @@
-"""The one exception that means "what you asked for cannot be", and the sentences it carries."""
+"""The exception for mistakes of the caller, and the messages that recur."""
 
 import difflib
 import math
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake of the caller, told in one sentence; scripts print it and exit with code 2."""
+    """A mistake of the caller, explained in one sentence; scripts print it and exit with code 2."""
 
 
 def check_positive(**named_values: float) -> None:
@@ -17,7 +17,7 @@ def check_positive(**named_values: float) -> None:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """Says that `name` is no known `kind`, what the known ones are, and which is nearest."""
+    """The error for an unknown `kind` of thing; lists the known ones and suggests the nearest."""
     known = sorted(known)
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""

@@ -147,7 +147,8 @@ def _largest_over_chains(value: jax.Array) -> jax.Array:
     """The largest value among vmapped chains, itself not batched, so that their loop is one.
 
     With a batched bound `vmap` would select between old and new parameters at every leapfrog
-    step, reduce the condition over devices at each, and call `progress` once a step and chain.
+    step, reduce the condition over devices at each, and call `progress` for every
+    chain at every step.
     """
     return value
 

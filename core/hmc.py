@@ -12,12 +12,14 @@ the variances along the chain; both are frozen afterwards. Draws of burn-in have
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from haiku_posteriors.core import adaptation, likelihoods, trees
+from haiku_posteriors.core.adaptation import BurnIn, Learned
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.errors import UserError, check_positive
 from haiku_posteriors.core.hamiltonian import Progress, transition
@@ -26,7 +28,7 @@ from haiku_posteriors.core.method import Info, Method, repeat
 from haiku_posteriors.core.trees import Params
 
 MIN_BURN_IN_FOR_MASS = 20
-MAX_HALVINGS = 40  # of the first step size
+MAX_STEP_SIZE_HALVINGS = 40  # before the first transition
 
 
 class HMCState(NamedTuple):
@@ -36,8 +38,8 @@ class HMCState(NamedTuple):
       params: the position; random parameters and point estimates.
       iteration: transitions so far.
       step_size: of the next transition.
-      inverse_mass: in the structure of the random parameters; one a leaf, or, when adapted, one a
-        parameter.
+      inverse_mass: in the structure of the random parameters; one per leaf, or, when adapted, one
+        per parameter.
       dual_averaging: None when the step size is given.
       moments: None when the masses are not adapted.
     """
@@ -48,6 +50,35 @@ class HMCState(NamedTuple):
     inverse_mass: Params
     dual_averaging: adaptation.DualAveraging | None
     moments: adaptation.Moments | None
+
+
+class Trajectory(NamedTuple):
+    """Integration time of a transition and the number of leapfrog steps it is divided into.
+
+    Attributes:
+      length: integration time.
+      jitter: j; each trajectory is Uniform(1 - j, 1 + j) times the length.
+      max_num_steps: limit of the number of leapfrog steps.
+      ramp: transitions in which that limit grows from 1, by equal factors; None if it is constant.
+    """
+
+    length: float
+    jitter: float
+    max_num_steps: int
+    ramp: int | None
+
+    def num_steps(
+        self, rng_key: jax.Array, step_size: jax.Array, iteration: jax.Array
+    ) -> jax.Array:
+        """Leapfrog steps of the transition after `iteration` others, an integer scalar."""
+        dtype = step_size.dtype
+        jitter = self.jitter * jax.random.uniform(rng_key, (), dtype, -1.0, 1.0)
+        limit = jnp.array(float(self.max_num_steps), dtype)
+        if self.ramp is not None:
+            limit = jnp.round(limit ** jnp.minimum(iteration.astype(dtype) / self.ramp, 1.0))
+        # A ceiling that ignores rounding errors: 1e-3 / 1e-4 is 10 steps in float32, too.
+        steps = jnp.ceil(self.length * (1 + jitter) / step_size * (1 - 1e-6))
+        return jnp.clip(steps, 1.0, limit).astype(jnp.int32)
 
 
 def hmc(
@@ -77,7 +108,7 @@ def hmc(
       trajectory_length: integration time. By default pi/2 * sqrt(T) * the prior's largest
         standard deviation s: a Gaussian prior tempered by T is N(0, T s^2), and a quarter of its
         period carries a position to an independent one.
-      num_burn_in: transitions during which things are adapted.
+      num_burn_in: transitions in which step size and masses are adapted.
       target_accept: the mean acceptance probability that adaptation aims at.
       adapt_mass_matrix: whether to set a diagonal mass matrix, once, from the second and third
         quarters of burn-in. Inverse masses are variances in units of T s^2 (at first the prior's),
@@ -85,51 +116,44 @@ def hmc(
       trajectory_jitter: j; each trajectory is Uniform(1 - j, 1 + j) times the length.
       max_num_leapfrog_steps: limit of a trajectory; a given step size that needs more is refused,
         an adapted one makes shorter trajectories.
-      metropolis: if False, every end point that is no divergence is accepted, and the target is
+      metropolis: if False, every end point that is not divergent is accepted, and the target is
         met up to the integrator's error only.
       divergence_threshold: energy error above which a transition is divergent.
       progress: called with the number of leapfrog steps done, every PROGRESS_INTERVAL of them
         inside a trajectory; once for all vmapped chains.
 
     Returns:
-      The method; it starts at `overdispersed_params` unless given parameters. `info` holds scalars:
-      those of `transition`, step_size and num_leapfrog_steps.
+      The method; it starts at `overdispersed_params` unless given parameters. `info` holds
+      scalars: those of `transition`, step_size and num_leapfrog_steps.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> method = hmc(log_joint, step_size=0.01, trajectory_length=0.1, num_burn_in=0)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for iteration in range(2):
+      ...     state, info = step(jax.random.key(iteration), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
-    shapes = log_joint.random_shapes
+    adapts_step_size = step_size is None
     prior_std = trees.map_with_name(
-        lambda name, _: math.sqrt(log_joint.temperature) * log_joint.prior.scale(name), shapes
+        lambda name, _: math.sqrt(log_joint.temperature) * log_joint.prior.scale(name),
+        log_joint.random_shapes,
     )
     unit = max(jax.tree.leaves(prior_std))
     length = math.pi / 2 * unit if trajectory_length is None else trajectory_length
-    positive = {"trajectory_length": length, "max_num_leapfrog_steps": max_num_leapfrog_steps}
-    if step_size is not None:
-        positive["step_size"] = step_size
-    check_positive(**positive)
-    if not 0 < target_accept < 1:
-        raise UserError(f"target_accept must lie between 0 and 1, not {target_accept}.")
-    if not 0 <= trajectory_jitter < 1:
-        raise UserError(f"trajectory_jitter must lie in [0, 1), not {trajectory_jitter}.")
-    if step_size is None and num_burn_in < 1:
-        raise UserError("Without burn-in the step size cannot be adapted: give a step_size.")
-    if adapt_mass_matrix and num_burn_in < MIN_BURN_IN_FOR_MASS:
-        raise UserError(
-            f"A mass matrix needs a num_burn_in of at least {MIN_BURN_IN_FOR_MASS}, "
-            f"not {num_burn_in}."
-        )
-    if step_size is not None and length * (1 + trajectory_jitter) > step_size * (
-        max_num_leapfrog_steps + 1e-6
-    ):
-        raise UserError(
-            f"A trajectory of {length * (1 + trajectory_jitter):.6g} in steps of {step_size:.6g} "
-            f"takes more than max_num_leapfrog_steps = {max_num_leapfrog_steps} leapfrog steps; "
-            "raise step_size or max_num_leapfrog_steps, or lower trajectory_length."
-        )
-    first_quarter, last_quarter = num_burn_in // 4, num_burn_in - num_burn_in // 4
+    burn_in = BurnIn(num_burn_in, target_accept, length, prior_std, unit)
+    ramp = max(burn_in.first_quarter, 1) if adapts_step_size else None
+    trajectory = Trajectory(length, trajectory_jitter, max_num_leapfrog_steps, ramp)
+    _check(trajectory, burn_in, step_size, adapt_mass_matrix)
 
     def init(rng_key: jax.Array, params: Params | None) -> HMCState:
         params = overdispersed_params(rng_key, log_joint) if params is None else params
         random, _ = log_joint.partition(params)
-        size = jnp.array(length if step_size is None else step_size, _dtype(random))
+        dtype = jax.tree.leaves(random)[0].dtype
+        size = jnp.array(length if step_size is None else step_size, dtype)
         inverse_mass = jax.tree.map(
             lambda leaf, std: jnp.full(
                 leaf.shape if adapt_mass_matrix else (), (std / unit) ** 2, leaf.dtype
@@ -137,53 +161,20 @@ def hmc(
             random,
             prior_std,
         )
-        zeros = jax.tree.map(jnp.zeros_like, random)
         return HMCState(
             params,
             jnp.zeros((), jnp.int32),
             size,
             inverse_mass,
-            adaptation.start_dual_averaging(size) if step_size is None else None,
-            adaptation.Moments(jnp.zeros_like(size), zeros, zeros) if adapt_mass_matrix else None,
+            adaptation.start_dual_averaging(size) if adapts_step_size else None,
+            adaptation.start_moments(random, dtype) if adapt_mass_matrix else None,
         )
-
-    def number_of_steps(rng_key: jax.Array, state: HMCState) -> jax.Array:
-        size = state.step_size
-        jitter = trajectory_jitter * jax.random.uniform(rng_key, (), size.dtype, -1.0, 1.0)
-        limit = jnp.array(float(max_num_leapfrog_steps), size.dtype)
-        if step_size is None:
-            ramp = jnp.minimum(state.iteration.astype(size.dtype) / max(first_quarter, 1), 1.0)
-            limit = jnp.round(limit**ramp)
-        # The ceiling is deaf to rounding: 1e-3 / 1e-4 is 10 steps in float32, too.
-        steps = jnp.ceil(length * (1 + jitter) / size * (1 - 1e-6))
-        return jnp.clip(steps, 1.0, limit).astype(jnp.int32)
-
-    def adapt(state: HMCState, acceptance: jax.Array) -> HMCState:
-        """What burn-in learns from the transition that led to `state`."""
-        done = state.iteration + 1
-        _, _, size, inverse_mass, dual, moments = state
-        changed = done == first_quarter  # the limit on steps is gone
-        if moments is not None:
-            random, _ = log_joint.partition(state.params)
-            inside = (done > first_quarter) & (done <= last_quarter)
-            moments = trees.select(inside, adaptation.add_to_moments(moments, random), moments)
-            estimate = adaptation.relative_variances(moments, prior_std, unit)
-            inverse_mass = trees.select(done == last_quarter, estimate, inverse_mass)
-            changed |= done == last_quarter
-        if dual is not None:
-            dual = trees.select(done == 1, adaptation.start_dual_averaging(size), dual)
-            size, dual = adaptation.update_dual_averaging(dual, acceptance, target_accept, length)
-            size = jnp.where(changed | (done == num_burn_in), jnp.exp(dual.average), size)
-            # Other trajectories or masses need another step size: start again from the best yet.
-            dual = trees.select(changed, adaptation.start_dual_averaging(size), dual)
-        adapted = HMCState(state.params, done, size, inverse_mass, dual, moments)
-        return trees.select(done <= num_burn_in, adapted, state._replace(iteration=done))
 
     def step(rng_key: jax.Array, state: HMCState, data: Data) -> tuple[HMCState, Info]:
         transition_key, jitter_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
 
         def attempt(size: jax.Array) -> tuple[Params, Info]:
-            num_steps = number_of_steps(jitter_key, state._replace(step_size=size))
+            num_steps = trajectory.num_steps(jitter_key, size, state.iteration)
             params, info = transition(
                 transition_key,
                 log_joint,
@@ -198,29 +189,74 @@ def hmc(
             )
             return params, info | {"step_size": size, "num_leapfrog_steps": num_steps}
 
-        if step_size is not None:
-            params, info = attempt(state.step_size)
+        if adapts_step_size:
+            params, info = _attempt_until_likely(attempt, state.step_size, state.iteration == 0)
         else:
-            # The very first transition, a single leapfrog, is tried with steps halved from the
-            # trajectory's length on until it is likely to be accepted. Later ones are tried once;
-            # that they run through the same loop keeps the program to one gradient.
-            def unsettled(carry: tuple[jax.Array, Params, Info]) -> jax.Array:
-                attempts, _, info = carry
-                unlikely = info["acceptance_probability"] < 0.5
-                again = (state.iteration == 0) & unlikely & (attempts <= MAX_HALVINGS)
-                return (attempts == 0) | again
-
-            def halve(carry: tuple[jax.Array, Params, Info]) -> tuple[jax.Array, Params, Info]:
-                attempts = carry[0]
-                return attempts + 1, *attempt(state.step_size / 2 ** attempts.astype(size_dtype))
-
-            size_dtype = state.step_size.dtype
-            nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(attempt, state.step_size))
-            _, params, info = jax.lax.while_loop(unsettled, halve, (jnp.int32(0), *nothing))
-        moved = state._replace(params=params, step_size=info["step_size"])
-        return adapt(moved, info["acceptance_probability"]), info
+            params, info = attempt(state.step_size)
+        learned = Learned(
+            info["step_size"], state.inverse_mass, state.dual_averaging, state.moments
+        )
+        random, _ = log_joint.partition(params)
+        num_done = state.iteration + 1
+        learned = adaptation.adapt(
+            burn_in, num_done, learned, random, info["acceptance_probability"]
+        )
+        return HMCState(params, num_done, *learned), info
 
     return Method(init, step, lambda rng_key, state, num_draws: repeat(state.params, num_draws))
+
+
+def _check(
+    trajectory: Trajectory, burn_in: BurnIn, step_size: float | None, adapt_mass_matrix: bool
+) -> None:
+    """Refuses settings that contradict each other or the definitions of their quantities."""
+    check_positive(
+        trajectory_length=trajectory.length, max_num_leapfrog_steps=trajectory.max_num_steps
+    )
+    if not 0 < burn_in.target_accept < 1:
+        raise UserError(f"target_accept must lie between 0 and 1, not {burn_in.target_accept}.")
+    if not 0 <= trajectory.jitter < 1:
+        raise UserError(f"trajectory_jitter must lie in [0, 1), not {trajectory.jitter}.")
+    if adapt_mass_matrix and burn_in.num_transitions < MIN_BURN_IN_FOR_MASS:
+        raise UserError(
+            f"A mass matrix needs a num_burn_in of at least {MIN_BURN_IN_FOR_MASS}, "
+            f"not {burn_in.num_transitions}."
+        )
+    if step_size is None:
+        if burn_in.num_transitions < 1:
+            raise UserError("Without burn-in the step size cannot be adapted: give a step_size.")
+        return
+    check_positive(step_size=step_size)
+    longest = trajectory.length * (1 + trajectory.jitter)
+    if longest > step_size * (trajectory.max_num_steps + 1e-6):
+        raise UserError(
+            f"A trajectory of {longest:.6g} in steps of {step_size:.6g} takes more than "
+            f"max_num_leapfrog_steps = {trajectory.max_num_steps} leapfrog steps; "
+            "raise step_size or max_num_leapfrog_steps, or lower trajectory_length."
+        )
+
+
+def _attempt_until_likely(
+    attempt: Callable[[jax.Array], tuple[Params, Info]], step_size: jax.Array, is_first: jax.Array
+) -> tuple[Params, Info]:
+    """The first transition, with its step size halved until it is likely to be accepted.
+
+    It is a single leapfrog step, which starts at the trajectory's length. Later transitions are
+    attempted once; that they run through the same loop keeps the program to one gradient.
+    """
+
+    def unsettled(carry: tuple[jax.Array, Params, Info]) -> jax.Array:
+        attempts, _, info = carry
+        unlikely = info["acceptance_probability"] < 0.5
+        return (attempts == 0) | (is_first & unlikely & (attempts <= MAX_STEP_SIZE_HALVINGS))
+
+    def halve(carry: tuple[jax.Array, Params, Info]) -> tuple[jax.Array, Params, Info]:
+        attempts = carry[0]
+        return attempts + 1, *attempt(step_size / 2 ** attempts.astype(step_size.dtype))
+
+    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(attempt, step_size))
+    _, params, info = jax.lax.while_loop(unsettled, halve, (jnp.int32(0), *nothing))
+    return params, info
 
 
 def overdispersed_params(rng_key: jax.Array, log_joint: LogJoint) -> Params:
@@ -242,7 +278,3 @@ def overdispersed_params(rng_key: jax.Array, log_joint: LogJoint) -> Params:
     own = {key: random.pop(key) for key in list(random) if key == likelihoods.PARAMETER_GROUP}
     draw = log_joint.prior.sample(jax.random.fold_in(rng_key, 1), random)
     return trees.merge(trees.map_with_name(clip, draw) | own, point_estimates)
-
-
-def _dtype(tree: Params) -> jnp.dtype:
-    return jax.tree.leaves(tree)[0].dtype

@@ -1,7 +1,7 @@
 """Observation models: from a network's outputs to the log-likelihood of each datum.
 
-Where an observation model has a parameter of its own (learned noise), that parameter joins the
-network's in one pytree, under `likelihood/`, so that every method treats it like any other.
+If an observation model has a parameter (learned noise), it joins the network's parameters in one
+pytree, under `likelihood/`, so that every method treats it like any other.
 """
 
 import math

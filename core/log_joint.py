@@ -1,9 +1,9 @@
-"""The one log-joint: log p(w, D) of a Haiku network, a prior and a likelihood, tempered once.
+"""The log-joint log p(w, D) of a Haiku network, a prior and a likelihood, with a temperature.
 
     log p_T(w, D) = [ log p(w) + sum_i a_i log p(y_i | x_i, w) ] / T
 
 With weights a_i = 1 this is the full-batch log-joint; with the weights that `core.data` gives to a
-minibatch it is an unbiased estimate of it. Methods get this object and nothing else.
+minibatch it is an unbiased estimate of it. Methods depend on this object only.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ class LogJoint:
       network: (params, inputs) -> outputs (rows, k).
       prior: over the network's random parameters.
       likelihood: the observation model.
-      temperature: T; divides prior and likelihood alike, here and nowhere else.
-      num_microbatches: in how many pieces the rows are passed through the network.
+      temperature: T; divides prior and likelihood alike. No method divides by it again.
+      num_microbatches: number of pieces in which the rows pass through the network.
       stochastic_params: regular expression searched for in parameter names.
     """
 
@@ -159,7 +159,7 @@ def make_log_joint(
     num_microbatches: int = 1,
     stochastic_params: str = "",
 ) -> LogJoint:
-    """Builds the log-joint of a plain Haiku function, refusing what cannot be.
+    """Builds the log-joint of a plain Haiku function; refuses networks without a posterior.
 
     Args:
       network: an untransformed Haiku function, inputs (rows, ...) -> outputs (rows, k).
@@ -172,6 +172,24 @@ def make_log_joint(
 
     Returns:
       The log-joint.
+
+    Example:
+
+      >>> import haiku as hk, jax, numpy as np
+      >>> from haiku_posteriors.core.data import make_data
+      >>> from haiku_posteriors.core.likelihoods import gaussian
+      >>> from haiku_posteriors.core.log_joint import make_log_joint
+      >>> from haiku_posteriors.core.priors import make_prior
+      >>> inputs = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+      >>> log_joint = make_log_joint(
+      ...     lambda x: hk.nets.MLP([3, 1])(x), inputs, make_prior(1.0), gaussian(noise_std=0.1)
+      ... )
+      >>> data = make_data(inputs, inputs**2)
+      >>> params = log_joint.init(jax.random.key(0))
+      >>> log_joint(params, data).shape
+      ()
+      >>> jax.tree.map(lambda leaf: leaf.shape, log_joint.shapes)["mlp/~/linear_0"]
+      {'b': (3,), 'w': (1, 3)}
     """
     check_positive(temperature=temperature)
     if num_microbatches < 1:
@@ -217,7 +235,7 @@ def _check_pattern(pattern: str, shapes: Params) -> None:
         random, _ = trees.partition(shapes, pattern)
     except re.error as error:
         raise UserError(
-            f"stochastic_params '{pattern}' is no regular expression: {error}."
+            f"stochastic_params '{pattern}' is not a regular expression: {error}."
         ) from error
     if not jax.tree.leaves(random):
         raise UserError(
@@ -238,8 +256,8 @@ def _accumulate(
     data = pad(data, pieces)  # `make_data` pads the full data beforehand; this is for minibatches
 
     def split(leaf: jax.Array) -> jax.Array:
-        # Strided, not blocked: the leading axis may be spread over devices, and so each device
-        # holds an equal part of every piece.
+        # Strided, not blocked: the leading axis may be spread over devices, and this way each
+        # device holds an equal part of every piece.
         return leaf.reshape(-1, pieces, *leaf.shape[1:]).swapaxes(0, 1)
 
     @jax.custom_vjp

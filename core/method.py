@@ -1,4 +1,4 @@
-"""What an inference method is: three pure functions, the same for all methods."""
+"""The interface of an inference method: three pure functions, the same for all methods."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,18 +10,19 @@ import optax
 from haiku_posteriors.core.data import Data, minibatch_indices, num_minibatches, take
 from haiku_posteriors.core.trees import Params
 
-State = Any  # a pytree of arrays; all that the next step needs, nothing more
-Info = dict[str, jax.Array]  # diagnostics by name; scalars, or one value a step
+State = Any  # a pytree of arrays: what the next step needs and no more
+Info = dict[str, jax.Array]  # diagnostics by name; scalars, or one value per minibatch
 
 
 class Method(NamedTuple):
     """An inference method over one log-joint.
 
-    The loop adds a leading chain (or ensemble member) axis to all three by `jax.vmap`.
+    Methods are written for one chain; the loop adds a leading axis of chains (or ensemble members)
+    to all three functions by `jax.vmap`.
 
     Attributes:
-      init: (rng_key, params or None) -> state, started at the given parameters, or where the
-        method itself would start.
+      init: (rng_key, params or None) -> state, at the given parameters or, for None, at the
+        method's own starting point.
       step: (rng_key, state, data) -> (state, info). One pass over the data, or one transition.
         `info["log_joint"]` holds the (estimated) log-joint after or along the step; where it is
         not finite, the loop stops and keeps the state before.

@@ -4,8 +4,7 @@ Every family is a density of unit variance, f(u), scaled per parameter: with sta
 
     log p(w) = sum_i [ log f(w_i / s_i) - log s_i ],        Var[w_i] = s_i^2 = 1 / weight_decay_i.
 
-So a change of family leaves the prior's variance where it was, and parameter groups differ by s
-alone.
+So a change of family does not change the prior's variance, and parameter groups differ by s only.
 """
 
 import math

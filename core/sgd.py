@@ -36,10 +36,21 @@ def sgd(
     Args:
       log_joint: what to maximise.
       optimizer: any optax transformation; Adam with a step size of 1e-2 by default.
-      batch_size: at most so many rows a minibatch.
+      batch_size: maximum rows per minibatch.
 
     Returns:
       The method. Its draws are copies of the current parameters.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> method = sgd(log_joint, optax.adam(1e-2), batch_size=4)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for epoch in range(2):
+      ...     state, info = step(jax.random.key(epoch), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
 

@@ -1,8 +1,8 @@
 """Stochastic gradient MCMC: Langevin dynamics driven by minibatch gradients.
 
-Both target e^{-U(w)} with U(w) = -log p_T(w, D): temperature is in U already, and the noise here is
-that of unit temperature. Gradients g are of the *summed* U, so that step sizes eps are of order
-1 / N. M is a diagonal mass (preconditioner), 1 where there is none.
+Both samplers target e^{-U(w)} with U(w) = -log p_T(w, D): the temperature is part of U, and the
+noise here is that of unit temperature. Gradients g are of the *summed* U, so that step sizes eps
+are of order 1 / N. M is a diagonal mass (preconditioner), 1 where there is none.
 
     sgld    w <- w - eps M^-1 g + sqrt(2 eps) M^-1/2 xi
     sghmc   the same with momentum: without its noise it is SGD with step eps and momentum beta.
@@ -37,7 +37,8 @@ class Preconditioner(NamedTuple):
 
     Attributes:
       init: params -> state.
-      scale: (state, gradient) -> M^-1/2, a tree like `gradient`, whose shapes only it may use.
+      scale: (state, gradient) -> M^-1/2, a tree like `gradient`; it may use the gradient's shapes
+        but not its values.
       update: (state, gradient) -> state, for the next step's mass.
     """
 
@@ -58,12 +59,12 @@ def rmsprop(
 ) -> Preconditioner:
     """M = sqrt(V) + epsilon with V <- decay V + (1 - decay) g^2 (Li et al. 2016, arXiv 1512.07666).
 
-    The mass at a step is made of the gradients before it: with the current one in it, mass and
+    The mass at a step depends on earlier gradients only: if it included the current one, mass and
     drift would share their noise, and the mean drift would not be downhill. The first gradient
-    sets V, to the mean of its squares over all parameters, and moves nothing; its single squares
-    may be tiny by chance (a dead unit), which would mean a huge step.
+    sets V to the mean of its squares over all parameters and moves nothing; a single square may
+    be tiny by chance (a dead unit), which would mean a huge step.
 
-    Target: the sampler's own once V stands still, after `adaptation_steps` gradients. Until then
+    Target: the sampler's own once V is constant, after `adaptation_steps` gradients. Until then
     (by default, always) the paper's term Gamma_i = d(1 / M_i) / dw_i is left out, as M does not
     depend on the current w given the past. The cost is a bias that smaller steps do not cure: of
     a chain slower than V's memory of 1 / (1 - decay) steps, M is in effect a function of w, and in
@@ -237,7 +238,7 @@ def cyclical(init: float, burn_in_steps: int, cycle_steps: int) -> optax.Schedul
     """`init` for `burn_in_steps` steps, then cosine cycles from `init` towards 0.
 
     Step k = 0, 1, ... of a cycle has init (1 + cos(pi k / cycle_steps)) / 2 (Zhang et al. 2020,
-    arXiv 1902.03932). `collects` tells the ends of cycles, where draws are to be taken.
+    arXiv 1902.03932). `collects` finds the ends of cycles, where draws are to be taken.
     """
     if cycle_steps < 1:
         raise UserError(f"A step-size cycle must have at least one step, not {cycle_steps}.")
@@ -250,7 +251,7 @@ def cyclical(init: float, burn_in_steps: int, cycle_steps: int) -> optax.Schedul
 
 
 def collects(epochs_done: int, burn_in_epochs: int, period: int) -> bool:
-    """Whether a draw is taken after so many epochs: every `period` epochs after the burn-in.
+    """Whether a draw is taken after `epochs_done` epochs: every `period` epochs after burn-in.
 
     For `cyclical` that is a cycle's length, so that draws fall where the step size is near 0.
     """
@@ -275,10 +276,21 @@ def sgmcmc(
       log_joint: what to sample. Its point estimates follow the sampler without the noise.
       sampler: `sgld`, `sghmc` or an optax chain that ends in one; preconditioned SGHMC by default,
         since its step size depends least on the problem's scale.
-      batch_size: at most so many rows a minibatch.
+      batch_size: maximum rows per minibatch.
 
     Returns:
       The method. Its draws are copies of the current parameters.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> method = sgmcmc(log_joint, sghmc(step_size=1e-4, momentum_decay=0.9), batch_size=4)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for epoch in range(2):
+      ...     state, info = step(jax.random.key(epoch), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
     sampler = sampler or sghmc(1e-4, 0.9, rmsprop(adaptation_steps=1000))
 

@@ -21,8 +21,8 @@ from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 
-# The third point is this far off the line through the others, relative to its distance, or the
-# plane is made of rounding errors.
+# Smallest distance of the third point from the line through the others, relative to their
+# distances; below it the plane would be determined by rounding errors.
 MIN_RELATIVE_HEIGHT = 1e-5
 
 
@@ -31,7 +31,7 @@ class Plane(NamedTuple):
 
     Attributes:
       origin: w1.
-      first: |a| u, in the form of the parameters.
+      first: |a| u, a pytree like the parameters.
       second: |b| v.
       lengths: (2,), |a| and |b|: what a unit of each coordinate is in the space of parameters.
       points: (3, 2), where w1, w2 and w3 are.
@@ -72,8 +72,8 @@ def evaluate_on_plane(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tempered log-prior and log-likelihood at (points, 2) coordinates, each (points,).
 
-    One compiled program; `at_once` points pass through the network together, which bounds memory
-    and changes no result.
+    One compiled program; `at_once` points pass through the network together, which limits memory
+    and does not change the result.
     """
 
     def terms(point: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -15,15 +15,13 @@ sigma_i^2 = 1 / P_ii. At T = 1 the ELBO is a lower bound of log p(D).
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
-from haiku_posteriors.core import trees
+from haiku_posteriors.core import kl_weights, trees
 from haiku_posteriors.core.data import Data, num_minibatches
 from haiku_posteriors.core.errors import UserError, check_positive, unknown_name
 from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
@@ -32,34 +30,10 @@ from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize
 from haiku_posteriors.core.networks import noisy_layers
 from haiku_posteriors.core.trees import Params
 
-# How E_q[log p(D | w)] is estimated, see `core.networks.noisy_layers` for the last two.
+# How E_q[log p(D | w)] is estimated; `core.networks.noisy_layers` describes local and flipout.
 ESTIMATORS = ("reparameterization", "local", "flipout")
 KL_DIRECTIONS = ("reverse", "forward")
 PRIOR_SCALES = ("one", "module", "leaf")  # what shares a learned prior scale
-
-# (i, M, D) -> the factor of the KL at minibatch i = 1..M of an epoch, D random parameters.
-KLWeight = Callable[[jax.Array, int, int], jax.Array | float]
-
-
-def _blundell(number: jax.Array, batches: int, parameters: int) -> jax.Array:
-    """2^(M - i) / (2^M - 1), written so that no power overflows."""
-    return jnp.exp2(-number.astype(jnp.zeros(()).dtype)) / (1 - 2.0**-batches)
-
-
-# In the papers minibatch i pays pi_i KL - log p(D_i | w), with pi_i summing to 1 over an epoch, so
-# that the costs of an epoch add up to -ELBO. Here a minibatch's likelihood is scaled by M, to
-# estimate that of all data, and so is its cost: the KL's factor is M pi_i, of mean 1 over an epoch,
-# and Graves' weights are the ELBO itself. Put beside the likelihood of all data *without* that M,
-# as seed 002's code does, the same pi_i weaken the KL by M on average: the `tempered` ones.
-KL_WEIGHTS: dict[str, KLWeight] = {
-    "graves": lambda number, batches, parameters: 1.0,
-    "blundell": lambda number, batches, parameters: (
-        batches * _blundell(number, batches, parameters)
-    ),
-    "tempered_graves": lambda number, batches, parameters: 1 / batches,
-    "tempered_blundell": _blundell,
-    "parameters": lambda number, batches, parameters: 1 / parameters,
-}
 
 
 class VariationalParams(NamedTuple):
@@ -121,9 +95,7 @@ def initial_variational(
 
 def sample_params(rng_key: jax.Array, variational: VariationalParams) -> Params:
     """One draw of all parameters: w = mu + sigma e, and the point estimates as they are."""
-    # One draw for all leaves together: a generator a leaf takes long to compile in deep networks.
-    flat, unravel = ravel_pytree(variational.mean)
-    noise = unravel(jax.random.normal(rng_key, flat.shape, flat.dtype))
+    noise = trees.normal_like(rng_key, variational.mean)
     drawn = jax.tree.map(
         lambda mean, raw, e: mean + jax.nn.softplus(raw) * e,
         variational.mean,
@@ -145,8 +117,8 @@ def evidence_terms(
     """Unbiased, differentiable estimates of the ELBO's terms (see `noisy_layers` on `local`).
 
     Args:
-      rng_key: of all noise.
-      log_joint: of the model.
+      rng_key: for all noise.
+      log_joint: the model.
       variational: where to evaluate.
       data: all data or a minibatch, with its weights.
       estimator: one of ESTIMATORS.
@@ -183,7 +155,7 @@ def mean_field_vi(
     sigma_init: float = 1e-3,
     estimator: str = "reparameterization",
     kl: str = "reverse",
-    kl_weight: float | str | KLWeight = 1.0,
+    kl_weight: float | str | kl_weights.KLWeight = 1.0,
     kl_warmup_steps: int = 0,
     num_samples: int = 1,
     learn_prior_scale: str | None = None,
@@ -193,24 +165,35 @@ def mean_field_vi(
     Args:
       log_joint: the model.
       optimizer: any optax transformation; Adam with a step size of 1e-2 by default.
-      batch_size: at most so many rows a minibatch.
+      batch_size: maximum rows per minibatch.
       sigma_init: standard deviation of q at the start.
       estimator: one of ESTIMATORS.
       kl: "reverse", KL(q || p), as the ELBO has it; or "forward", KL(p || q) to the *prior* in its
         place (parameters of the likelihood keep the reverse one). The latter bounds nothing: it
         spreads q over the whole prior, where the reverse one allows q to be narrow.
-      kl_weight: the factor of the KL, 1 for the ELBO; a number, a name in KL_WEIGHTS, or a function
-        such as those.
-      kl_warmup_steps: the factor grows linearly to its full value in so many minibatches.
-      num_samples: draws of q a minibatch.
+      kl_weight: the factor of the KL, 1 for the ELBO; a number, a name in
+        `kl_weights.KL_WEIGHTS`, or a function such as those.
+      kl_warmup_steps: number of minibatches in which the factor grows linearly to its full value.
+      num_samples: draws of q per minibatch.
       learn_prior_scale: maximise the ELBO over a factor on the prior's scale too (empirical
-        Bayes): "one" factor for all, or one a "module" or a "leaf". The more there are, the more
-        they overfit. The prior of a likelihood's own parameter stays.
+        Bayes): "one" factor for all, or one per "module" or "leaf". The more there are, the more
+        they overfit. The prior of a likelihood's own parameter is not scaled.
 
     Returns:
       The method. Infos are, at each minibatch: `log_joint`, the estimate of E_q[log p_T(w, D)];
       `expected_log_likelihood`, tempered; `kl`, not weighted; `elbo`, their difference; and
       `prior_scale/<group>` for each factor that is learned.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> method = mean_field_vi(log_joint, batch_size=8)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for epoch in range(2):
+      ...     state, info = step(jax.random.key(epoch), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
     for kind, name, known in (
         ("estimator", estimator, ESTIMATORS),
@@ -224,7 +207,7 @@ def mean_field_vi(
         raise UserError(f"num_samples must be at least 1, not {num_samples}.")
     if kl == "forward" and (log_joint.temperature != 1 or learn_prior_scale is not None):
         raise UserError("With the forward KL, temperature must be 1 and the prior's scale fixed.")
-    weigh = _kl_weight(kl_weight)
+    weigh = kl_weights.make_kl_weight(kl_weight)
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
 
     def init(rng_key: jax.Array, params: Params | None) -> VIState:
@@ -324,15 +307,3 @@ def _forward_divergence(
         drawn = sample_params(jax.random.fold_in(rng_key, 1), variational)[PARAMETER_GROUP]
         divergence -= log_joint.likelihood.log_prior(drawn) + _entropy(own_std)
     return divergence
-
-
-def _kl_weight(kl_weight: float | str | KLWeight) -> KLWeight:
-    if callable(kl_weight):
-        return kl_weight
-    if isinstance(kl_weight, str):
-        if kl_weight not in KL_WEIGHTS:
-            raise unknown_name("kl_weight", kl_weight, KL_WEIGHTS)
-        return KL_WEIGHTS[kl_weight]
-    if not (kl_weight >= 0 and math.isfinite(kl_weight)):
-        raise UserError(f"kl_weight must be finite and not negative, not {kl_weight}.")
-    return lambda number, batches, parameters: kl_weight

@@ -3,10 +3,10 @@
 A generator is described by one of two records and made for given parameter shapes:
 
     MLP      z -> hidden layers (ELU) -> all weights at once, and a linear path beside them;
-             about (d + width) D parameters, hence for networks of some thousand weights.
+             about (d + width) D parameters, hence for networks of a few thousand weights.
     Matrix   z as an a x b matrix -> a trunk of matrix-multiplication layers (ELU), shared by all
-             weights, which is what correlates them across layers -> one such head a group of
-             weights (arXiv 2310.06643, section 4). About D parameters and some rows and columns.
+             weights, which is what correlates them across layers -> one such head per group of
+             weights (arXiv 2310.06643, section 4). About D parameters plus some rows and columns.
 
 The groups are the modules of the network: a layer's weights and biases side by side are a matrix of
 (fan-in + 1) x fan-out, which a head of low rank suits. The last layer's bias of a generator is its
@@ -84,8 +84,8 @@ class Matrix:
 class Normals:
     """Normal values for initialisers, piece by piece from one array.
 
-    Drawn one by one they would add half a second each to compiling, and a deep network's generator
-    has a hundred.
+    A separate draw per initialiser would add half a second each to compilation, and the generator
+    of a deep network has a hundred.
     """
 
     def __init__(self, values: jax.Array | None) -> None:
@@ -196,7 +196,7 @@ def automatic(shapes: Params, max_parameters: int | None = None) -> MLP | Matrix
     if allowed == 0:
         raise UserError(
             f"No generator of at most {budget:,} parameters makes {weights:,} weights; "
-            "the smallest need some more than the weights themselves."
+            "the smallest generators have a few more than the weights themselves."
         )
     return candidates[allowed - 1]
 
@@ -222,8 +222,9 @@ def _mlp(
     for index, width in enumerate(description.hidden_sizes):
         w_init = normals.scaled(hidden.size**-0.5)
         hidden = _elu(hk.Linear(width, w_init=w_init, name=f"hidden_{index}")(hidden))
-    # Inputs over the root of their number, and weights so much larger: an optimizer's steps, which
-    # are of one size for all weights, then disturb g(z) by no more in a wide layer.
+    # Inputs divided by the root of their number, and weights larger by it: the steps of an
+    # optimizer, of one size for all weights, then change g(z) no more in a wide layer than in a
+    # narrow one.
     output = hk.Linear(
         flat.size, w_init=normals.scaled(scale), b_init=_constant(flat), name="output"
     )
@@ -253,7 +254,7 @@ def _matrix(
         columns = (1, *next(iter(group.values())).shape)[-1]
         rows = {name: leaf.reshape(-1, columns) for name, leaf in group.items()}
         middle = jnp.concatenate(list(rows.values()))
-        # One number a group: a head's columns share their rows.
+        # One number per group: a head's columns share their rows.
         scale = jnp.sqrt(jnp.mean(jnp.square(jnp.stack([spreads[name] for name in group]))))
         shape = (len(middle), columns)
         layer = MatrixLayer(shape, normals, scale, middle, name=f"{head}_output")

@@ -17,27 +17,31 @@ with a small fixed s, D - d directions of the weights have next to no spread.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
 from haiku_posteriors.core import approximate_normals, trees, vi
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.errors import UserError, check_positive, unknown_name
+from haiku_posteriors.core.errors import UserError, unknown_name
 from haiku_posteriors.core.implicit import generators, jacobian
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.implicit.jacobian import LogDet
+from haiku_posteriors.core.implicit.samplers import (
+    Sampler,
+    Start,
+    initial_sampler,
+    latents,
+    weights_at,
+)
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize, repeat
 from haiku_posteriors.core.trees import Params
 
 ENTROPY_ESTIMATORS = ("exact", "singular_value", "lanczos")
-STARTS = ("network", "prior")
 EXACT_LIMIT = 128  # latent size up to which `exact` is the default
 
 
@@ -57,22 +61,41 @@ class Estimator(NamedTuple):
     warm_start: bool = False
 
 
-class Sampler(NamedTuple):
-    """All that is optimised.
+class Objective(NamedTuple):
+    """What is maximised: a E[log p(D | w)] / T + b E[log p(w)] / T + c H[q]; the ELBO by default.
 
     Attributes:
-      generator: the parameters of g.
-      log_scale: log s, in the structure of the random parameters; a leaf of shape () if s is fixed.
-      point: the other parameters.
+      entropy_weight: c.
+      prior_weight: b.
+      annealing_start: a at the first minibatch, if it is annealed.
+      annealing_steps: minibatches in which a grows to 1, by equal factors; 0 for a = 1.
     """
 
-    generator: Params
-    log_scale: Params
-    point: Params
+    entropy_weight: float = 1.0
+    prior_weight: float = 1.0
+    annealing_start: float = 1e-3
+    annealing_steps: int = 0
+
+    def value(self, terms: "ImplicitTerms", num_steps: jax.Array) -> jax.Array:
+        """The objective at minibatch `num_steps` = 0, 1, ..., for terms that are scalars."""
+        progress = jnp.minimum(num_steps / max(self.annealing_steps, 1), 1.0)
+        annealed = self.annealing_start ** (1 - progress) if self.annealing_steps else jnp.ones(())
+        return (
+            annealed.astype(terms.entropy.dtype) * terms.expected_log_likelihood
+            + self.prior_weight * terms.expected_log_prior
+            + self.entropy_weight * terms.entropy
+        )
 
 
 class ImplicitState(NamedTuple):
-    """The sampler, minibatches seen, the optimizer's state; vectors to start `singular_value`."""
+    """The state between minibatches.
+
+    Attributes:
+      sampler: see there.
+      num_steps: minibatches seen.
+      optimizer_state: of the optax optimizer.
+      vectors: from which `singular_value` starts, (num_samples, d); None unless warm-started.
+    """
 
     sampler: Sampler
     num_steps: jax.Array
@@ -81,13 +104,13 @@ class ImplicitState(NamedTuple):
 
 
 class ImplicitTerms(NamedTuple):
-    """Estimates of the ELBO's terms, tempered, one a draw of (z, e) or their means.
+    """Estimates of the ELBO's terms, tempered, one per draw of (z, e) or their means.
 
     Attributes:
       expected_log_likelihood: E[log p(D | w)] / T.
       expected_log_prior: E[log p(w)] / T.
       entropy: H[q].
-      log_det: of which the entropy was made.
+      log_det: the estimate that the entropy contains.
     """
 
     expected_log_likelihood: jax.Array
@@ -115,7 +138,7 @@ def evidence_terms(
     """Differentiable estimates of the ELBO's terms, each at its own (z, e).
 
     Args:
-      rng_key: of all that is random here.
+      rng_key: for z, e, probes and starting vectors.
       log_joint: the model.
       generator: g.
       estimator: of the log-determinant.
@@ -123,7 +146,7 @@ def evidence_terms(
       data: all data or a minibatch, with its weights.
       num_samples: draws of (z, e).
       vectors: from which `singular_value` starts, (num_samples, d); random by default.
-      place: spreads an array with a leading axis of draws over devices, or returns it as it is.
+      place: spreads an array with a leading axis of draws over devices; the identity by default.
 
     Returns:
       The terms, (num_samples,) each, and the vectors at which `singular_value` ended, else None.
@@ -143,7 +166,7 @@ def evidence_terms(
         return jacobian.singular_value(function, z, scales, start, num_steps=steps)
 
     def terms_at(z: jax.Array, e: jax.Array, start: jax.Array | None) -> tuple:
-        mean, scale, drawn = _weights(generator, sampler, z, e)
+        mean, scale, drawn = weights_at(generator, sampler, z, e)
         log_likelihood = log_joint.log_likelihood(trees.merge(drawn, sampler.point), data)
         log_prior = log_joint.expected_log_prior(mean, scale, drawn)
         log_det, end = half_log_det(z, start)
@@ -153,7 +176,7 @@ def evidence_terms(
 
     draw_key, start_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
     normal = functools.partial(approximate_normals.approximate_normal_like, draw_key)
-    z, e = _latents(generator, sampler, num_samples, normal)
+    z, e = latents(normal, generator, sampler, num_samples)
     if estimator.name == "lanczos":
         signs = jacobian.sign_probes(start_key, num_samples * estimator.num_probes, z[0])
         vectors = signs.reshape(num_samples, estimator.num_probes, -1)
@@ -175,14 +198,9 @@ def implicit_vi(
     generator: Generator | None = None,
     estimator: Estimator | None = None,
     num_samples: int = 4,
-    noise_scale: float = 1e-2,
     learn_noise_scale: bool = True,
-    start: str = "network",
-    init_spread: float = 0.1,
-    entropy_weight: float = 1.0,
-    prior_weight: float = 1.0,
-    annealing_start: float = 1e-3,
-    annealing_steps: int = 0,
+    start: Start = Start(),  # noqa: B008
+    objective: Objective = Objective(),  # noqa: B008
     place: Callable[[jax.Array], jax.Array] = lambda array: array,
 ) -> Method:
     """Maximises the ELBO over g and s; one step is one epoch.
@@ -191,20 +209,13 @@ def implicit_vi(
       log_joint: the model.
       optimizer: any optax transformation, of the gradient of -ELBO / N; Adam with a step size of
         1e-3 by default.
-      batch_size: at most so many rows a minibatch.
-      generator: g; by default as `generators.automatic` describes it.
+      batch_size: maximum rows per minibatch.
+      generator: g; by default the one that `generators.automatic` describes.
       estimator: of the log-determinant; that of `default_estimator` by default.
-      num_samples: draws of (z, e) a minibatch.
-      noise_scale: s, at the start if it is learned. Not used in a start from a mean-field
-        posterior, whose marginal standard deviations are kept, a share `init_spread` from g.
-      learn_noise_scale: whether s is learned, for every weight.
-      start: where g(z) begins: "network", around parameters (given ones, or the network's own
-        start) by `init_spread` times their root mean square in each module; or "prior", with the
-        mean and the standard deviations of the prior.
-      init_spread: see `start`.
-      entropy_weight, prior_weight: factors in the objective; only with 1 is it the ELBO.
-      annealing_start, annealing_steps: the likelihood's factor grows from the one to 1, by equal
-        ratios, in so many minibatches.
+      num_samples: draws of (z, e) per minibatch.
+      learn_noise_scale: whether s is learned, one for every weight, or stays one fixed number.
+      start: where g and s begin.
+      objective: weights and annealing; the ELBO by default.
       place: see `evidence_terms`; with it, devices share the draws of a step.
 
     Returns:
@@ -212,48 +223,51 @@ def implicit_vi(
       are, at each minibatch: `log_joint`, `expected_log_likelihood`, `expected_log_prior`,
       `entropy` and `elbo` (without any weights or annealing); `entropy_lower` and, where known,
       `entropy_upper`; `smallest_singular_value` of B and `residual` of the estimator.
+
+    Example, with `log_joint` and `data` as in `make_log_joint`:
+
+      >>> generator = generators.make_generator(generators.MLP(2), log_joint.random_shapes)
+      >>> method = implicit_vi(log_joint, batch_size=8, generator=generator)
+      >>> state = method.init(jax.random.key(0), None)
+      >>> step = jax.jit(method.step)
+      >>> for epoch in range(2):
+      ...     state, info = step(jax.random.key(epoch), state, data)
+      >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
+      >>> draws["mlp/~/linear_1"]["w"].shape
+      (5, 3, 1)
     """
     if generator is None:
         shapes = log_joint.random_shapes
         generator = generators.make_generator(generators.automatic(shapes), shapes)
     estimator = Estimator(default_estimator(generator)) if estimator is None else estimator
-    for kind, name, known in (
-        ("entropy", estimator.name, ENTROPY_ESTIMATORS),
-        ("start", start, STARTS),
-    ):
-        if name not in known:
-            raise unknown_name(kind, name, known)
-    check_positive(noise_scale=noise_scale, init_spread=init_spread)
-    if not 0 < annealing_start <= 1:
-        raise UserError(f"annealing_start must be above 0 and at most 1, not {annealing_start}.")
+    if estimator.name not in ENTROPY_ESTIMATORS:
+        raise unknown_name("entropy", estimator.name, ENTROPY_ESTIMATORS)
+    start.check()
+    if not 0 < objective.annealing_start <= 1:
+        raise UserError(
+            f"annealing_start must be above 0 and at most 1, not {objective.annealing_start}."
+        )
     optimizer = optax.adam(1e-3) if optimizer is None else optimizer
     warm = estimator.name == "singular_value" and estimator.warm_start
+
+    def learned_part(sampler: Sampler) -> Sampler:
+        return sampler if learn_noise_scale else sampler._replace(log_scale=None)
 
     def init(rng_key: jax.Array, params: Params | vi.VariationalParams | None) -> ImplicitState:
         network_key, generator_key = (jax.random.fold_in(rng_key, index) for index in range(2))
         params = log_joint.init(network_key) if params is None else params
-        center, spread, log_scale, point = _start(
-            log_joint, params, start, init_spread, noise_scale, learn_noise_scale
+        sampler = initial_sampler(
+            generator_key, log_joint, generator, params, start, learn_noise_scale
         )
-        sampler = Sampler(generator.init(generator_key, center, spread), log_scale, point)
-        dtype = jax.tree.leaves(center)[0].dtype
-        vector_shape = (num_samples, generator.latent_size)
-        return ImplicitState(
-            sampler,
-            jnp.zeros((), jnp.int32),
-            optimizer.init(_learned(sampler)),
-            jax.random.normal(jax.random.fold_in(rng_key, 2), vector_shape, dtype)
-            if warm
-            else None,
-        )
-
-    def _learned(sampler: Sampler) -> Sampler:
-        return sampler if learn_noise_scale else sampler._replace(log_scale=None)
+        vectors = None
+        if warm:
+            shape = (num_samples, generator.latent_size)
+            dtype = jax.tree.leaves(sampler.log_scale)[0].dtype
+            vectors = jax.random.normal(jax.random.fold_in(rng_key, 2), shape, dtype)
+        zero = jnp.zeros((), jnp.int32)
+        return ImplicitState(sampler, zero, optimizer.init(learned_part(sampler)), vectors)
 
     def update(rng_key: jax.Array, state: ImplicitState, batch: Data) -> tuple[ImplicitState, Info]:
-        progress = jnp.minimum(state.num_steps / max(annealing_steps, 1), 1.0)
-        annealed = annealing_start ** (1 - progress) if annealing_steps else jnp.ones(())
-
         def loss(learned: Sampler) -> tuple[jax.Array, tuple[ImplicitTerms, jax.Array | None]]:
             fixed = {} if learn_noise_scale else {"log_scale": state.sampler.log_scale}
             each, vectors = evidence_terms(
@@ -267,117 +281,40 @@ def implicit_vi(
                 state.vectors,
                 place,
             )
-            found = jax.tree.map(jnp.mean, each)
-            objective = (
-                annealed.astype(found.entropy.dtype) * found.expected_log_likelihood
-                + prior_weight * found.expected_log_prior
-                + entropy_weight * found.entropy
-            )
-            return -objective / batch.num_rows, (found, vectors)
+            terms = jax.tree.map(jnp.mean, each)
+            return -objective.value(terms, state.num_steps) / batch.num_rows, (terms, vectors)
 
-        learned = _learned(state.sampler)
-        gradient, (found, vectors) = jax.grad(loss, has_aux=True)(learned)
+        learned = learned_part(state.sampler)
+        gradient, (terms, vectors) = jax.grad(loss, has_aux=True)(learned)
         learned, optimizer_state = optimize(optimizer, gradient, state.optimizer_state, learned)
         sampler = state.sampler._replace(
             **{name: part for name, part in learned._asdict().items() if part is not None}
         )
-        new = ImplicitState(
-            sampler,
-            optax.safe_increment(state.num_steps),
-            optimizer_state,
-            vectors if warm else None,
-        )
-        return new, _info(found, has_upper=estimator.name != "singular_value")
+        num_steps = optax.safe_increment(state.num_steps)
+        new = ImplicitState(sampler, num_steps, optimizer_state, vectors if warm else None)
+        return new, _info(terms, has_upper=estimator.name != "singular_value")
 
     def step(rng_key: jax.Array, state: ImplicitState, data: Data) -> tuple[ImplicitState, Info]:
         return minibatch_epoch(rng_key, update, state, data, batch_size)
 
     def sample(rng_key: jax.Array, state: ImplicitState, num_draws: int) -> Params:
         normal = functools.partial(trees.normal_like, rng_key)
-        latents = _latents(generator, state.sampler, num_draws, normal)
-        drawn = jax.vmap(lambda z, e: _weights(generator, state.sampler, z, e)[2])(*latents)
+        z_and_e = latents(normal, generator, state.sampler, num_draws)
+        drawn = jax.vmap(lambda z, e: weights_at(generator, state.sampler, z, e)[2])(*z_and_e)
         return trees.merge(drawn, repeat(state.sampler.point, num_draws))
 
     return Method(init, step, sample)
 
 
-def _latents(
-    generator: Generator,
-    sampler: Sampler,
-    num_draws: int,
-    normal: Callable[[jax.Array], jax.Array],
-) -> tuple[jax.Array, jax.Array]:
-    """z (draws, d) and e (draws, D): parts of one array, since each draw takes time to compile.
-
-    `normal` gives values in the shape of an array: for posterior draws standard normal ones, in
-    training those of `core.approximate_normals`, of the same moments, which cost a fraction.
-    """
-    shape = (num_draws, generator.latent_size + generator.num_weights)
-    both = normal(jnp.zeros(shape, jax.tree.leaves(sampler.log_scale)[0].dtype))
-    return both[:, : generator.latent_size], both[:, generator.latent_size :]
-
-
-def _weights(
-    generator: Generator, sampler: Sampler, z: jax.Array, e: jax.Array
-) -> tuple[Params, Params, Params]:
-    """g(z), s and w = g(z) + s * e."""
-    mean = generator.apply(sampler.generator, z)
-    scale = jax.tree.map(
-        lambda log_s, m: jnp.broadcast_to(jnp.exp(log_s), m.shape), sampler.log_scale, mean
-    )
-    _, unravel = ravel_pytree(mean)
-    return mean, scale, jax.tree.map(lambda m, s, e: m + s * e, mean, scale, unravel(e))
-
-
-def _start(
-    log_joint: LogJoint,
-    params: Params | vi.VariationalParams,
-    start: str,
-    init_spread: float,
-    noise_scale: float,
-    learn_noise_scale: bool,
-) -> tuple[Params, Params, Params, Params]:
-    """Centre and spread of g, log s, and the point estimates."""
-
-    def root_mean_square(leaf: jax.Array) -> jax.Array:
-        return jnp.sqrt(jnp.mean(jnp.square(leaf)))
-
-    def constant_scale(leaf: jax.Array) -> jax.Array:
-        shape = leaf.shape if learn_noise_scale else ()
-        return jnp.full(shape, math.log(noise_scale), leaf.dtype)
-
-    if isinstance(params, vi.VariationalParams):
-        deviation = jax.tree.map(jax.nn.softplus, params.raw_scale)
-        # Shares of the variance: of the generator's spread and of the noise.
-        spread = jax.tree.map(lambda s: init_spread * root_mean_square(s), deviation)
-        rest = math.sqrt(max(1 - init_spread**2, 1e-2))
-        log_scale = jax.tree.map(lambda s: jnp.log(rest * s), deviation)
-        return params.mean, spread, log_scale, params.point
-    center, point = log_joint.partition(params)
-    log_scale = jax.tree.map(constant_scale, center)
-    if start == "prior":
-        spread = trees.map_with_name(
-            lambda name, leaf: jnp.full((), log_joint.prior.scale(name), leaf.dtype), center
-        )
-        return jax.tree.map(jnp.zeros_like, center), spread, log_scale, point
-    # Biases often start at 0: they take the scale of their module's other arrays.
-    sizes: dict[str, jax.Array] = {}
-    for group in generators.groups(center).values():
-        largest = jnp.max(jnp.stack([root_mean_square(leaf) for leaf in group.values()]))
-        sizes |= dict.fromkeys(group, jnp.maximum(largest, 1e-3))
-    spread = trees.map_with_name(lambda name, leaf: init_spread * sizes[name], center)
-    return center, spread, log_scale, point
-
-
-def _info(found: ImplicitTerms, has_upper: bool) -> Info:
-    log_det = found.log_det
-    rest = found.entropy - log_det.value
+def _info(terms: ImplicitTerms, has_upper: bool) -> Info:
+    log_det = terms.log_det
+    rest = terms.entropy - log_det.value
     info = {
-        "log_joint": found.expected_log_likelihood + found.expected_log_prior,
-        "expected_log_likelihood": found.expected_log_likelihood,
-        "expected_log_prior": found.expected_log_prior,
-        "entropy": found.entropy,
-        "elbo": found.elbo,
+        "log_joint": terms.expected_log_likelihood + terms.expected_log_prior,
+        "expected_log_likelihood": terms.expected_log_likelihood,
+        "expected_log_prior": terms.expected_log_prior,
+        "entropy": terms.entropy,
+        "elbo": terms.elbo,
         "entropy_lower": rest + log_det.lower,
         "smallest_singular_value": log_det.smallest_singular_value,
         "residual": log_det.residual,

@@ -1,4 +1,4 @@
-"""Estimators of 1/2 logdet(I_d + B^T B), the part of an implicit posterior's entropy that costs.
+"""Estimators of 1/2 logdet(I_d + B^T B), the expensive part of an implicit posterior's entropy.
 
 A generator g maps z in R^d to a pytree of D weights, w = g(z) + s * e with e ~ N(0, I_D) and noise
 scales s in R^D. With J = dg/dz at z, of shape D x d, and B = diag(1/s) J,
@@ -6,11 +6,12 @@ scales s in R^D. With J = dg/dz at z, of shape D x d, and B = diag(1/s) J,
     1/2 logdet(J J^T + diag(s)^2) = 1/2 logdet(I_d + B^T B) + sum_i log s_i,
 
 a determinant of size d instead of D (arXiv 2310.06643, there with one s for all). Every eigenvalue
-of A = I + B^T B is at least 1, whatever s is. Three estimators, with their products Bv and B^T u:
+of A = I + B^T B is at least 1, whatever s is. Three estimators and the products Bv and B^T u they
+take:
 
     exact            the value to rounding                   2 d of each
     singular_value   d/2 log(1 + smin(B)^2), a lower bound   K of each
-    lanczos          a lower and an upper estimate           K of each, a probe
+    lanczos          a lower and an upper estimate           K of each per probe
 
 None holds more than a stated number of D-vectors. B is worked on, not A, wherever the two differ by
 a square: with s = 1e-3 the eigenvalues of A go from 1 to 1e6 and beyond, and float32 resolves those
@@ -29,13 +30,18 @@ import jax
 import jax.numpy as jnp
 
 from haiku_posteriors.core import trees
+from haiku_posteriors.core.implicit.bidiagonalisation import (
+    Image,
+    Pull,
+    Push,
+    bidiagonalise,
+    singular_vectors,
+    squared_norm,
+)
 from haiku_posteriors.core.trees import Params
 
 LatentMap = Callable[[jax.Array], Params]  # z of shape (d,) -> a pytree of D weights
 Scale = Any  # s > 0: a number, or a pytree of arrays like the weights or a prefix of their tree
-Image = list[jax.Array]  # a D-vector, in pieces as the weights are: to join them costs time
-Push = Callable[[jax.Array], Image]
-Pull = Callable[[Image], jax.Array]
 
 
 class LogDet(NamedTuple):
@@ -60,7 +66,7 @@ def exact(generator: LatentMap, z: jax.Array, scale: Scale, *, block_size: int =
     """The value itself, for small d: A is built, d x d, from products with blocks of vectors.
 
     Rounding errors of A, of size eps |B|^2, can exceed its smallest eigenvalues and make it
-    indefinite. But shifted by as much, its Cholesky factor serves to precondition a second pass
+    indefinite. Shifted by that much, it has a Cholesky factor, which preconditions a second pass
     (shifted CholeskyQR, arXiv 1809.11085, of I stacked on B):
 
         A + shift = R_1^T R_1,    W_1 = R_1^-1,    W_1^T A W_1 = R_2^T R_2,    W = W_1 R_2^-1
@@ -72,7 +78,8 @@ def exact(generator: LatentMap, z: jax.Array, scale: Scale, *, block_size: int =
       generator: g.
       z: where g is linearised, (d,). d may exceed D.
       scale: s.
-      block_size: products at a time; the memory is that of so many D-vectors and a few d x d.
+      block_size: number of products at a time; the memory is that of `block_size` D-vectors and a
+        few d x d matrices.
 
     Returns:
       value = lower = upper, and residual 0. Of the smallest singular value, 1 + smin^2 is good to
@@ -107,7 +114,7 @@ def singular_value(
     """The bound d/2 log(1 + smin(B)^2) of arXiv 2310.06643, by K steps of bidiagonalisation.
 
     x is the unit vector that minimises |B x| over the Krylov space of B^T B and the start, see
-    `_bidiagonalise`. The iterates of LOBPCG without a preconditioner, the paper's choice, lie in
+    `bidiagonalise`. The iterates of LOBPCG without a preconditioner, the paper's choice, lie in
     the same space after as many products, so that theirs is never the smaller |B x|.
 
     A bound only when converged: |B x| >= smin for every x, so an early stop *overstates* it, even
@@ -130,8 +137,8 @@ def singular_value(
     """
     whitened = _whitened(generator, scale)
     push, pull = _products(whitened, z)
-    basis, matrix = _bidiagonalise(push, pull, start, min(num_steps, z.size))
-    values, vectors = _singular_vectors(matrix[:, :-1], basis[:-1])
+    basis, matrix = bidiagonalise(push, pull, start, min(num_steps, z.size))
+    values, vectors = singular_vectors(matrix[:, :-1], basis[:-1])
     smallest, coefficients = values[-1], vectors[-1]
     x = coefficients @ basis[:-1]
     x = x / jnp.linalg.norm(x)
@@ -164,7 +171,7 @@ def lanczos(
 ) -> LogDet:
     """Stochastic Lanczos quadrature between bounds: E[v^T log(A) v] = logdet A if E[v v^T] = I.
 
-    K steps of `_bidiagonalise` from v give V^T A V = I + L^T L. Then
+    K steps of `bidiagonalise` from v give V^T A V = I + L^T L. Then
 
         |v|^2 e_1^T log(I + L^T L) e_1     is the K-point Gauss rule for v^T log(A) v:  >= it
         |v|^2 e_1^T log(I + M^T M) e_1     is the Gauss-Radau rule with a node at 1:    <= it,
@@ -200,10 +207,10 @@ def lanczos(
 
     def quadrature(v: jax.Array) -> tuple:
         square = jnp.sum(v**2)
-        basis, matrix = _bidiagonalise(push, pull, v, num_steps)
-        values, vectors = _singular_vectors(matrix, basis)
+        basis, matrix = bidiagonalise(push, pull, v, num_steps)
+        values, vectors = singular_vectors(matrix, basis)
         lower = square / 2 * jnp.sum(vectors[:, 0] ** 2 * jnp.log1p(values**2))
-        values, vectors = _singular_vectors(matrix[:, :-1], basis[:-1])
+        values, vectors = singular_vectors(matrix[:, :-1], basis[:-1])
         upper = square / 2 * jnp.sum(vectors[:, 0] ** 2 * jnp.log1p(values**2))
         solution = (vectors[:, 0] / (1 + values**2)) @ vectors
         residual = jnp.abs(matrix[-1, -2] * matrix[-1, -1] * solution[-1])
@@ -260,54 +267,10 @@ def _products(whitened: Push, z: jax.Array) -> tuple[Push, Pull]:
     return push, lambda u: transpose(u)[0]
 
 
-def _bidiagonalise(
-    push: Push, pull: Pull, start: jax.Array, num_steps: int
-) -> tuple[jax.Array, jax.Array]:
-    """K steps of Golub-Kahan bidiagonalisation of B from v_1 = start / |start|.
-
-    They give orthonormal v_k, columns of V, and u_k, columns of U, and L upper bidiagonal (alpha_k
-    on its diagonal, beta_k beside it):
-
-        B V = U L,     B^T U = V L^T + beta_K v_{K+1} e_K^T,
-
-    the same as K steps of Lanczos on B^T B (Golub & Kahan 1965), without forming squares. V, which
-    spans the Krylov space of B^T B and the start, is orthogonalised in full; U, which would take K
-    D-vectors, is not.
-
-    Returns:
-      The rows v_1 .. v_{K+1}, zero from where the space ends, and M = [L, beta_K e_K].
-    """
-
-    def length(norm: jax.Array, reference: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A norm and its inverse; both 0 where only rounding errors of `reference` are left."""
-        left = norm > 10 * jnp.finfo(norm.dtype).eps * reference
-        return jnp.where(left, norm, 0), jnp.where(left, 1 / jnp.where(left, norm, 1), 0)
-
-    def step(k: jax.Array, state: tuple) -> tuple:
-        # Passes over D-vectors count: u is kept as alpha u, and |B v_k| known from its parts.
-        basis, matrix, scaled, inverse, beta = state
-        factor = beta * inverse
-        scaled = [new - factor * old for new, old in zip(push(basis[k]), scaled, strict=True)]
-        alpha = jnp.sqrt(_square(scaled))
-        alpha, inverse = length(alpha, jnp.hypot(alpha, beta))
-        image = inverse * pull(scaled)
-        following = _orthogonalised(image, basis)
-        beta, shrink = length(jnp.linalg.norm(following), jnp.linalg.norm(image))
-        matrix = matrix.at[k, k].set(alpha).at[k, k + 1].set(beta)
-        return basis.at[k + 1].set(shrink * following), matrix, scaled, inverse, beta
-
-    first = start / jnp.linalg.norm(start)
-    basis = jnp.zeros_like(first, shape=(num_steps + 1, first.size)).at[0].set(first)
-    matrix = jnp.zeros_like(first, shape=(num_steps, num_steps + 1))
-    zero = jnp.zeros_like(first, shape=())
-    nothing = [jnp.zeros_like(piece) for piece in jax.eval_shape(push, first)]
-    return jax.lax.fori_loop(0, num_steps, step, (basis, matrix, nothing, zero, zero))[:2]
-
-
 def _largest_eigenvalue(matrix: jax.Array) -> jax.Array:
     """Of a positive matrix, from below, by 2^8 power iterations: ten times faster than an SVD.
 
-    They are done on all columns, and the one that has grown most is taken.
+    All columns are iterated, and the one that has grown most is taken.
     """
     power = matrix
     for _ in range(8):
@@ -324,7 +287,7 @@ def _with_gradient(
     _, push = jax.linearize(whitened, z)
 
     def half_square(vector: jax.Array) -> jax.Array:
-        return _square(push(vector)) / 2
+        return squared_norm(push(vector)) / 2
 
     if at_once < len(vectors):  # else differentiation would keep what it needs of all of them
         half_square = jax.checkpoint(half_square)
@@ -332,34 +295,8 @@ def _with_gradient(
     return value + (surrogate - jax.lax.stop_gradient(surrogate))
 
 
-def _square(image: Image) -> jax.Array:
-    """|u|^2."""
-    return trees.total([jnp.square(piece) for piece in image])
-
-
 def _map(function: Callable, rows: jax.Array, at_once: int) -> Any:
     """`jax.vmap` over rows, `at_once` of them at a time."""
     if at_once >= len(rows):
         return jax.vmap(function)(rows)
     return jax.lax.map(function, rows, batch_size=at_once)
-
-
-def _orthogonalised(vector: jax.Array, basis: jax.Array) -> jax.Array:
-    """`vector` less its components along the orthonormal (or zero) rows; twice is enough."""
-    for _ in range(2):
-        vector = vector - (basis @ vector) @ basis
-    return vector
-
-
-def _singular_vectors(matrix: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Singular values, the largest first, and right singular vectors, as rows, of a matrix (m, n).
-
-    It is one of `_bidiagonalise`, its columns images of the rows of `basis`. Rows that are zero
-    stand for nothing: they get a value of their own above all others, and no part in the others'
-    vectors.
-    """
-    absent = jnp.all(basis[: len(matrix)] == 0, axis=1)
-    above = jnp.where(absent, 1 + 2 * jnp.linalg.norm(matrix), 0)
-    index = jnp.arange(len(matrix))
-    _, values, vectors = jnp.linalg.svd(matrix.at[index, index].add(above), full_matrices=False)
-    return values, vectors

@@ -1,16 +1,15 @@
-"""Several approximations of a posterior as one: q(w) = sum_k pi_k q_k(w), and its ELBO.
+"""Mixtures of several approximations of a posterior, q(w) = sum_k pi_k q_k(w), and their ELBO.
 
-Of the mixture's entropy only bounds are known,
+For the mixture's entropy only bounds are known,
 
     sum_k pi_k H[q_k]  <=  H[q]  <=  sum_k pi_k H[q_k] + H[pi],
 
-the upper one attained where members do not overlap. Hence, with L_k the members' ELBOs,
+the upper one attained if members do not overlap. Hence, with L_k the members' ELBOs,
 
     sum_k pi_k L_k  <=  ELBO(q)  <=  sum_k pi_k L_k + H[pi],
 
 and if members do not overlap, pi_k in proportion to exp(L_k) gives the highest ELBO, log sum_k
-exp(L_k). (The L_k have themselves the linearisation of their entropies, see
-`core.implicit.implicit_vi`.)
+exp(L_k). (The L_k contain the linearised entropies of `core.implicit.implicit_vi`.)
 """
 
 import numpy as np

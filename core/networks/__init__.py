@@ -1,1 +1,1 @@
-"""What is done to Haiku layers from outside: interception, noisy layers, fast convolutions."""
+"""Changes of Haiku layers from outside: interception, noisy layers, fast convolutions."""

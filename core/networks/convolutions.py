@@ -1,15 +1,15 @@
 """Gradients of convolutions that stay fast inside compiled loops on CPUs.
 
 JAX differentiates a convolution into two others with their axes exchanged. CPUs run these at full
-speed only after transposition to the layout of the forward pass. Outside of loops XLA sees to that;
-inside `scan` and `fori_loop` it does not, and there they were measured to be 20 to 40 times slower.
-All methods here are loops. So, on CPUs, both are written as forward convolutions of transposed
-arrays. For y = x * w with stride s, rate r and padding (a, b),
+speed only after transposition to the layout of the forward pass. Outside of loops XLA transposes
+them; inside `scan` and `fori_loop` it does not, and there they were measured to be 20 to 40 times
+slower. All methods here are loops, so on CPUs both are written as forward convolutions of
+transposed arrays. For y = x * w with stride s, rate r and padding (a, b),
 
     dL/dx = dilate_s(dL/dy) * flip(w)^T              padded so that the shape is that of x
     dL/dw = (x^T *_(stride r) dilate_s(dL/dy)^T)^T   padded so that the shape is that of w
 
-These are the derivatives that JAX computes. Other devices keep JAX's own way to them.
+These are the derivatives that JAX computes. Other devices keep JAX's own program for them.
 """
 
 import functools
@@ -29,8 +29,8 @@ Geometry = tuple[tuple[int, int, tuple[int, int]], ...]
 def fast_gradients() -> Any:
     """Context in which convolutions of Haiku networks have the gradients above.
 
-    Layers with a mask, with channels in groups or before space, and inputs without rows keep their
-    own. What is computed within can be differentiated in reverse mode, and that in any mode.
+    Layers with a mask, with channels in groups or before space, and inputs without rows keep JAX's
+    gradients. The outputs can be differentiated in reverse mode, and the gradients in any mode.
     """
     return intercept_layers(KINDS, _intercept)
 

@@ -1,4 +1,4 @@
-"""Calls of Haiku layers, seen and replaced from outside: networks are not rewritten."""
+"""Interception of the calls of Haiku layers: networks are not rewritten."""
 
 import functools
 from collections.abc import Callable, Collection
@@ -8,7 +8,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-Layer = functools.partial[jax.Array]  # of a call's inputs; its keywords are the call's others
+Layer = functools.partial[jax.Array]  # a function of the inputs; holds the call's other arguments
 
 
 def intercept_layers(

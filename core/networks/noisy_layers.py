@@ -4,16 +4,16 @@ A layer y = x * W + b (`hk.Linear`, `hk.Conv1D`, `hk.Conv2D`; * a product or a c
 independent Gaussian weights of means M, m and standard deviations S, s can be run in three ways,
 each by calling the module's own method with other inputs and parameters in place of its own:
 
-    local     y = x * M + m + sqrt(x^2 * S^2 + s^2) e      e ~ N(0, 1), one a row and output
-    flipout   y = x * M + m + r ((x u) * (S E) + s E')     E, E' ~ N(0, 1), one a weight;
-                                                           u, r = +-1, one a row and channel
-    dropout   y = (x z / (1 - p)) * M + m                  z ~ Bernoulli(1 - p), one a row, channel
+    local     y = x * M + m + sqrt(x^2 * S^2 + s^2) e      e ~ N(0, 1), per row and output
+    flipout   y = x * M + m + r ((x u) * (S E) + s E')     E, E' ~ N(0, 1), per weight;
+                                                           u, r = +-1, per row and channel
+    dropout   y = (x z / (1 - p)) * M + m                  z ~ Bernoulli(1 - p), per row, channel
 
 `local` (Kingma et al. 2015, arXiv 1506.02557) draws outputs and not weights. For `hk.Linear` on
 inputs (rows, features) a row's outputs then have their exact joint law, so that sums over rows of
 expectations are estimated without bias. For convolutions the outputs at two positions of one row
-share weights and are correlated, which independent noise a position ignores: each output's own law
-is right, the joint law is not, and the objective is another one, close to the right one where
+share weights and are correlated, which noise drawn independently per position ignores: the law of
+each output is right, the joint law is not, and the objective differs from the ELBO, little where
 correlations matter little. It is exact where a convolution has one position only.
 
 `flipout` (Wen et al. 2018, arXiv 1803.04386) is exact for all three layers: given the signs, each
@@ -91,7 +91,7 @@ def calls_with_rows(
 ) -> list[tuple[Call, bool]]:
     """The network's layer calls, and whether the leading axis of each one's inputs is the rows.
 
-    The rows are told from an axis that happens to be as long by tracing two numbers of rows.
+    Tracing two numbers of rows tells the rows from an axis that happens to have the same length.
     """
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
 
@@ -111,7 +111,7 @@ def covered_modules(
     inputs: jax.Array,
     estimator: str,
 ) -> tuple[str, ...]:
-    """The modules whose calls `local` or `flipout` may replace; all others keep drawn weights.
+    """The modules whose calls `local` or `flipout` may replace; all others use drawn weights.
 
     A module must be called once, outside any loop, since the noise of its weights must be the same
     whenever one row meets them; on inputs whose leading axis is the rows; and have ordinary weights
@@ -143,7 +143,7 @@ def covered_modules(
 def covered_parameters(
     log_joint: LogJoint, inputs: jax.Array, estimator: str
 ) -> tuple[list[str], list[str]]:
-    """Names of the random parameters that `estimator` covers, and of those drawn as such instead.
+    """Names of the random parameters that `estimator` covers, and of those that are drawn instead.
 
     Args:
       log_joint: of the network in question.

@@ -188,7 +188,7 @@ def test_refusals():
         build(likelihood=gaussian(num_targets=2))
     with pytest.raises(UserError, match="matches no parameter"):
         build(stochastic_params="convolution")
-    with pytest.raises(UserError, match="no regular expression"):
+    with pytest.raises(UserError, match="not a regular expression"):
         build(stochastic_params="(")
     with pytest.raises(UserError, match="batch_size must be between 1 and"):
         num_minibatches(10, 11)

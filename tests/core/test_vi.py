@@ -18,7 +18,7 @@ import scipy.optimize
 import scipy.stats
 from jax.flatten_util import ravel_pytree
 
-from haiku_posteriors.core import trees, vi
+from haiku_posteriors.core import kl_weights, trees, vi
 from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.likelihoods import gaussian
@@ -367,7 +367,7 @@ def test_kl_weights_sum_as_in_their_papers():
     numbers = jnp.arange(1, batches + 1)
 
     def factors(name):
-        weigh = vi.KL_WEIGHTS[name]
+        weigh = kl_weights.KL_WEIGHTS[name]
         return np.array([float(weigh(number, batches, parameters)) for number in numbers])
 
     blundell = [2.0 ** (batches - i) / (2.0**batches - 1) for i in range(1, batches + 1)]
@@ -380,7 +380,7 @@ def test_kl_weights_sum_as_in_their_papers():
         assert factors(name).sum() == pytest.approx(1)
     for name in ("graves", "blundell"):
         assert factors(name).mean() == pytest.approx(1)
-    many = float(vi.KL_WEIGHTS["blundell"](jnp.array(1), 5000, 1))
+    many = float(kl_weights.KL_WEIGHTS["blundell"](jnp.array(1), 5000, 1))
     assert many == pytest.approx(2500), "2^M must not overflow"
 
 
@@ -393,7 +393,7 @@ def test_kl_factor_along_the_steps():
 
     def weigh(number, batches, parameters):
         assert (batches, parameters) == (3, 4)
-        return 0.5 * vi.KL_WEIGHTS["blundell"](number, batches, parameters)
+        return 0.5 * kl_weights.KL_WEIGHTS["blundell"](number, batches, parameters)
 
     method = vi.mean_field_vi(
         build(),

@@ -7,6 +7,7 @@ import numpy as np
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.implicit import implicit_vi, mixtures
 from haiku_posteriors.core.implicit.generators import Generator
+from haiku_posteriors.core.implicit.samplers import Sampler
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.trees import Params
@@ -21,7 +22,7 @@ def member_elbos(
     dataset: Dataset,
     generator: Generator,
     estimator: implicit_vi.Estimator,
-    samplers: implicit_vi.Sampler,
+    samplers: Sampler,
     seed: int,
     num_draws: int,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -42,8 +43,8 @@ def member_elbos(
     at_once = min(num_draws, DRAWS_AT_ONCE)
 
     @jax.jit
-    def elbos(samplers: implicit_vi.Sampler, data: Data, part: jax.Array) -> jax.Array:
-        def elbo(sampler: implicit_vi.Sampler, member: jax.Array) -> jax.Array:
+    def elbos(samplers: Sampler, data: Data, part: jax.Array) -> jax.Array:
+        def elbo(sampler: Sampler, member: jax.Array) -> jax.Array:
             key = chains.chain_key(seed, chains.EVIDENCE, part, member)
             terms, _ = implicit_vi.evidence_terms(
                 key, log_joint, generator, estimator, sampler, data, at_once

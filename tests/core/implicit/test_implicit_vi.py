@@ -20,7 +20,8 @@ from haiku_posteriors.core.data import make_data, take
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.implicit import generators, implicit_vi
 from haiku_posteriors.core.implicit.generators import MLP
-from haiku_posteriors.core.implicit.implicit_vi import Estimator, Sampler
+from haiku_posteriors.core.implicit.implicit_vi import Estimator, Objective
+from haiku_posteriors.core.implicit.samplers import Sampler, Start
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.method import Method
@@ -275,10 +276,9 @@ def step_by_hand(weights, **settings):
         (
             (0.01, 0.1, 3.0),
             {
-                "annealing_start": 0.01,
-                "annealing_steps": 10,
-                "prior_weight": 0.1,
-                "entropy_weight": 3.0,
+                "objective": Objective(
+                    annealing_start=0.01, annealing_steps=10, prior_weight=0.1, entropy_weight=3.0
+                )
             },
         ),
     ],
@@ -297,7 +297,9 @@ def test_annealing_ends():
     generator = generators.make_generator(MLP(2), log_joint.init(jax.random.key(0)))
     settings = {"generator": generator, "num_samples": 1}
     plain = make_method(log_joint, optax.sgd(1e-2), ROWS, **settings)
-    annealed = make_method(log_joint, optax.sgd(1e-2), ROWS, annealing_steps=2, **settings)
+    annealed = make_method(
+        log_joint, optax.sgd(1e-2), ROWS, objective=Objective(annealing_steps=2), **settings
+    )
     state = plain.init(jax.random.key(0), None)
     for done, same in ((0, False), (1, False), (2, True)):
         at = state._replace(num_steps=jnp.int32(done))
@@ -351,7 +353,7 @@ def test_starting_from_mean_field():
     generator = generators.make_generator(MLP(FEATURES), tree(mean))
     optimizer = optax.adam(optax.cosine_decay_schedule(3e-2, 1500))
     method = make_method(
-        log_joint, optimizer, ROWS, generator=generator, num_samples=8, init_spread=0.3
+        log_joint, optimizer, ROWS, generator=generator, num_samples=8, start=Start(init_spread=0.3)
     )
     state = method.init(jax.random.key(0), start)
     noise = np.exp(jax.tree.leaves(state.sampler.log_scale)[0][..., 0])
@@ -370,12 +372,12 @@ def test_starts():
     """Around given parameters by a share of their size; or as wide as the prior, around 0."""
     log_joint = build(mlp)
     params = jax.tree.map(lambda leaf: leaf + 2.0, log_joint.init(jax.random.key(0)))
-    near = make_method(log_joint, start="network", init_spread=0.05, noise_scale=1e-3)
+    near = make_method(log_joint, start=Start("network", 0.05, 1e-3))
     draws = near.sample(jax.random.key(2), near.init(jax.random.key(1), params), 500)
     for draw, start in zip(jax.tree.leaves(draws), jax.tree.leaves(params), strict=True):
         np.testing.assert_allclose(draw.mean(axis=0), start, atol=0.1)
         assert 0.02 < float(jnp.mean(draw.std(axis=0))) < 0.5
-    wide = make_method(log_joint, start="prior")
+    wide = make_method(log_joint, start=Start("prior"))
     draws = wide.sample(jax.random.key(2), wide.init(jax.random.key(1), params), 500)
     flat = np.concatenate([leaf.reshape(500, -1) for leaf in jax.tree.leaves(draws)], axis=1)
     assert np.abs(flat.mean(axis=0)).mean() < 0.5
@@ -399,10 +401,10 @@ def test_point_estimates_are_trained_and_shared_by_all_draws():
     ("settings", "sentence"),
     [
         ({"estimator": Estimator("slq")}, "slq"),
-        ({"start": "here"}, "here"),
-        ({"noise_scale": 0.0}, "noise_scale must be positive"),
-        ({"init_spread": -1.0}, "init_spread must be positive"),
-        ({"annealing_start": 0.0}, "annealing_start must be above 0"),
+        ({"start": Start("here")}, "here"),
+        ({"start": Start(noise_scale=0.0)}, "noise_scale must be positive"),
+        ({"start": Start(init_spread=-1.0)}, "init_spread must be positive"),
+        ({"objective": Objective(annealing_start=0.0)}, "annealing_start must be above 0"),
     ],
 )
 def test_mistakes_are_sentences(settings, sentence):
