@@ -1,22 +1,21 @@
-"""evaluate_uncertainty.py and make_posterior_surface_plot.py on tiny runs."""
+"""evaluate_uncertainty.py and make_posterior_surface_plot.py on a tiny ensemble."""
 
 import csv
 
 import numpy as np
 import program
 import pytest
-from program import succeed
+import synthetic_runs
+
+import evaluate_uncertainty
+from haiku_posteriors.core.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def ensemble(tmp_path_factory):
-    """Three members on digits, and its rows turned to noise as foreign data."""
+    """Three members on digits, and images of noise as foreign data."""
     folder = tmp_path_factory.mktemp("runs")
-    succeed(
-        "run_sgd.py",
-        f"--dir={folder / 'digits'}",
-        *("--dataset_name=digits", "--model_name=mlp_20_20", "--num_members=3", "--num_epochs=20"),
-    )
+    synthetic_runs.write_digits_ensemble(folder / "digits")
     x = np.random.default_rng(0).random((60, 64))
     y = np.zeros(60, int)
     y[0] = 1
@@ -25,7 +24,7 @@ def ensemble(tmp_path_factory):
 
 
 def test_a_report_of_shifts_and_foreign_rows(ensemble, tmp_path):
-    out = succeed(
+    out = program.succeed(
         "evaluate_uncertainty.py",
         f"--runs={ensemble / 'digits'}",
         f"--ood_sets={ensemble / 'noise.npz'},svhn",
@@ -43,9 +42,28 @@ def test_a_report_of_shifts_and_foreign_rows(ensemble, tmp_path):
     assert (tmp_path / "u/uncertainty.html").read_text().count("data:image/png;base64") == 5
 
 
+def test_a_regression_under_noise_on_its_features(tmp_path, capsys):
+    run = synthetic_runs.write_toy_run(tmp_path / "toy", draws=2)
+    evaluate_uncertainty.run([str(run)], None, 3, 20, None, None)
+    with (run / "uncertainty/uncertainty.csv").open() as file:
+        metrics = {row["metric"] for row in csv.DictReader(file)}
+    assert {"rmse", "aurc", "nll/feature_noise/5", "coverage_90/corrupted/1"} <= metrics
+    assert "rmse/rotation/0" not in metrics
+    assert "RMSE, corrupted, severity 5" in capsys.readouterr().out
+
+
+def test_runs_that_cannot_be_evaluated_together_are_refused(ensemble, tmp_path):
+    with pytest.raises(UserError, match="as --runs"):
+        evaluate_uncertainty.run([], None, 50, 100, None, None)
+    digits, toy = ensemble / "digits", synthetic_runs.write_toy_run(tmp_path / "toy", draws=2)
+    with pytest.raises(UserError, match=r"different data: dataset_name \(toy_regression, ref"):
+        evaluate_uncertainty.run([str(digits), str(toy)], None, 50, 100, None, None)
+    assert not (digits / "uncertainty").exists()
+
+
 def test_a_surface_through_the_members(ensemble, tmp_path):
     run = ensemble / "digits"
-    out = succeed(
+    out = program.succeed(
         "make_posterior_surface_plot.py",
         *(f"--checkpoint{n + 1}={run}@{n}" for n in range(3)),
         f"--dir={tmp_path}",
@@ -64,7 +82,7 @@ def test_a_surface_through_the_members(ensemble, tmp_path):
 @pytest.mark.parametrize(
     ("script", "flags", "sentence"),
     [
-        ("evaluate_uncertainty.py", [], "as --runs"),
+        ("evaluate_uncertainty.py", ["--runs={run}", "--num_rows=1"], "--num_rows"),
         (
             "make_posterior_surface_plot.py",
             ["--checkpoint1={run}", "--checkpoint2={run}@1", "--checkpoint3={run}@2"],
