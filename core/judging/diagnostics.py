@@ -3,8 +3,8 @@
 Rank-normalised split R-hat and bulk and tail effective sample sizes are those of Vehtari, Gelman,
 Simpson, Carpenter & Buerkner (2021, arXiv 1903.08008). Arrays are (chains, draws, ...) throughout;
 each scalar along the trailing axes is a quantity of its own. Everything is computed on the host
-in float64. Where a quantity cannot be judged the answer is NaN: fewer than four draws a chain, a
-value that is not finite, or the same value in every draw of every chain. Chains that are each
+in float64. Where a quantity cannot be judged the answer is NaN: fewer than four draws per chain,
+a value that is not finite, or the same value in every draw of every chain. Chains that are each
 stuck, but at different values, have an infinite R-hat.
 """
 
@@ -25,7 +25,7 @@ MIN_DRAWS = 4
 BLOCK_SIZE = 2**22  # values worked on at once, so that memory does not grow with the quantities
 MEDIAN_RHAT_LIMIT = 1.01
 # The largest of thousands of R-hats is above 1.01 by chance alone: at the required effective
-# sample size of 100 a chain, the largest of 1000 comes to about 1.03 when all is well.
+# sample size of 100 per chain, the largest of 1000 comes to about 1.03 when all is well.
 LARGEST_RHAT_LIMIT = 1.05
 MIN_ESS_PER_CHAIN = 100
 MIN_ENERGY_BFMI = 0.3
@@ -175,7 +175,7 @@ def verdict(
 
     Args:
       predictions: of predictions at test points, after burn-in.
-      num_chains: how many chains ran.
+      num_chains: the number of chains.
       num_divergent: divergent transitions after burn-in, of all chains.
       acceptance: mean acceptance probability of each chain after burn-in; (chains,).
       energy_bfmi: (chains,).
@@ -185,8 +185,8 @@ def verdict(
     judged = np.isfinite(predictions.bulk_ess) & ~np.isnan(predictions.rhat)
     if not judged.any():
         problems.append(
-            "No prediction can be diagnosed: there are fewer than four draws a chain, or they are "
-            "all the same. Draw more, and see whether anything is accepted."
+            "No prediction can be diagnosed: there are fewer than four draws per chain, or they "
+            "are all the same. Draw more, and see whether anything is accepted."
         )
     else:
         problems += _mixing_problems(Convergence(*(x[judged] for x in predictions)), num_chains)
@@ -241,7 +241,7 @@ def _mixing_problems(predictions: Convergence, num_chains: int) -> list[str]:
         if np.nanmin(values, initial=np.inf) < needed:
             problems.append(
                 f"{name} effective sample size is {np.nanmin(values):.0f} at least, below {needed} "
-                f"({MIN_ESS_PER_CHAIN} a chain): draw more, or lengthen the trajectory."
+                f"({MIN_ESS_PER_CHAIN} per chain): draw more, or lengthen the trajectory."
             )
     return problems
 

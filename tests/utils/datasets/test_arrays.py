@@ -83,7 +83,7 @@ def test_own_input_types(own):
         ({"y_train": np.arange(20) + 1, "y_test": np.arange(8) + 1}, "0 to K - 1"),
         ({"y_train": np.arange(20) % 2 * 2, "y_test": np.zeros(8, int)}, "0 to K - 1"),
         ({"y_train": -(np.arange(20) % 2)}, "0 to K - 1"),
-        ({"y_train": np.eye(20, 4, dtype=int)}, "one class label a row"),
+        ({"y_train": np.eye(20, 4, dtype=int)}, "one class label per row"),
         ({"y_train": np.zeros((20, 2)), "y_test": np.zeros(8)}, "(rows, targets)"),
         ({"x_train": np.full((20, 3), "a")}, "real numbers"),
         ({"x_train": np.full((20, 3), -1), "x_test": np.zeros((8, 3), int)}, "cannot be tokens"),
