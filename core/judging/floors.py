@@ -186,8 +186,8 @@ def _compare_means(candidate: Predictions, reference: Predictions) -> dict[str, 
         return {}
     ours, theirs = (p.flat_outputs.mean(axis=0, dtype=np.float64) for p in (candidate, reference))
     by_row = {
-        "agreement": metrics.agreements(ours, theirs),
-        "total_variation": metrics.total_variations(ours, theirs),
+        "agreement": distances.agreements(ours, theirs),
+        "total_variation": distances.total_variations(ours, theirs),
     }
     return {
         name: Estimate(
@@ -204,8 +204,8 @@ def _predictive_distances(
     found = {}
     if reference.task == "classification":
         for name, function in (
-            ("agreement", metrics.agreements),
-            ("total_variation", metrics.total_variations),
+            ("agreement", distances.agreements),
+            ("total_variation", distances.total_variations),
         ):
             found[name] = _over_halvings(
                 _of_means(function), candidate.flat_outputs, reference.flat_outputs, matched

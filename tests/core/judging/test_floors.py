@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from haiku_posteriors.core.judging import floors, metrics
+from haiku_posteriors.core.judging import distances, floors, metrics
 from haiku_posteriors.core.judging.bootstrap import Estimate
 from haiku_posteriors.core.judging.predictions import Predictions
 
@@ -138,8 +138,8 @@ def test_without_draws_of_the_reference_means_are_compared():
     reference, candidate = classification(rng, 1), classification(rng, 50)
     found = floors.compare(candidate, reference)
     means = candidate.flat_outputs.mean(0), reference.flat_outputs[0]
-    assert found["total_variation"].value == pytest.approx(metrics.total_variation(*means))
-    assert found["agreement"].value == pytest.approx(metrics.agreement(*means))
+    assert found["total_variation"].value == pytest.approx(distances.total_variation(*means))
+    assert found["agreement"].value == pytest.approx(distances.agreement(*means))
     assert set(found) == {"total_variation", "agreement"}
     assert np.isnan(found["agreement"].floor)
 

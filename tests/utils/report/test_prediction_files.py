@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.judging import floors, metrics
+from haiku_posteriors.core.judging import distances, floors
 from haiku_posteriors.utils.report import prediction_files
 
 TABLE = np.array([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]])
@@ -125,5 +125,5 @@ def test_published_hmc_predictions_have_their_published_quality(shared_data, nam
     # A tenth of the distance to the uniform distribution.
     (mean,) = found.flat_outputs
     uniform = np.full_like(mean, 1 / mean.shape[1])
-    expected = 0.1 * metrics.total_variation(mean, uniform)
+    expected = 0.1 * distances.total_variation(mean, uniform)
     assert apart["total_variation"].value == pytest.approx(expected)
