@@ -52,12 +52,12 @@ def test_a_comparison_leaves_a_page_with_its_pictures_inside(runs, tmp_path):
     assert not list((tmp_path / "c").glob(".*.tmp"))
 
 
-def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path):
+def test_a_mistake_is_one_sentence_and_exit_code_2():
     # The flags of the runs are not flags of this script, and are refused before it starts.
     code, _, err = program.run("compare_posteriors.py", "--dataset_name=digits")
     assert code == 2
-    assert "Unknown command line flag 'dataset_name'" in err
-    assert err.count("\n") == 1 and err.startswith("compare_posteriors.py: ")
+    assert "dataset_name" in err and err.count("\n") == 1
+    assert err.startswith("compare_posteriors.py: ")
 
 
 def test_files_of_probabilities_are_compared(tmp_path, capsys):
