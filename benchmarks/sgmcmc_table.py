@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, ".")
 
-from haiku_posteriors.core.judging import metrics
+from haiku_posteriors.core.judging.distances import agreement, total_variation
 
 
 def distances(first: np.ndarray, second: np.ndarray, task: str) -> dict[str, float]:
@@ -28,8 +28,8 @@ def distances(first: np.ndarray, second: np.ndarray, task: str) -> dict[str, flo
     if task == "classification":
         means = [predictions.mean(axis=0, dtype=np.float64) for predictions in (first, second)]
         return {
-            "total variation": metrics.total_variation(*means),
-            "agreement": metrics.agreement(*means),
+            "total variation": total_variation(*means),
+            "agreement": agreement(*means),
         }
     targets = first.shape[2] // 2
     ours, reference = (p[:, :, :targets].reshape(len(p), -1) for p in (first, second))

@@ -1,22 +1,21 @@
-"""evaluate_uncertainty.py and make_posterior_surface_plot.py on tiny runs."""
+"""evaluate_uncertainty.py on a tiny ensemble: one whole report, and what it refuses."""
 
 import csv
 
 import numpy as np
 import program
 import pytest
-from program import succeed
+import synthetic_runs
+
+import evaluate_uncertainty
+from haiku_posteriors.core.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def ensemble(tmp_path_factory):
-    """Three members on digits, and its rows turned to noise as foreign data."""
+    """Three members on digits, and images of noise as foreign data."""
     folder = tmp_path_factory.mktemp("runs")
-    succeed(
-        "run_sgd.py",
-        f"--dir={folder / 'digits'}",
-        *("--dataset_name=digits", "--model_name=mlp_20_20", "--num_members=3", "--num_epochs=20"),
-    )
+    synthetic_runs.write_digits_ensemble(folder / "digits")
     x = np.random.default_rng(0).random((60, 64))
     y = np.zeros(60, int)
     y[0] = 1
@@ -25,7 +24,7 @@ def ensemble(tmp_path_factory):
 
 
 def test_a_report_of_shifts_and_foreign_rows(ensemble, tmp_path):
-    out = succeed(
+    out = program.succeed(
         "evaluate_uncertainty.py",
         f"--runs={ensemble / 'digits'}",
         f"--ood_sets={ensemble / 'noise.npz'},svhn",
@@ -43,36 +42,25 @@ def test_a_report_of_shifts_and_foreign_rows(ensemble, tmp_path):
     assert (tmp_path / "u/uncertainty.html").read_text().count("data:image/png;base64") == 5
 
 
-def test_a_surface_through_the_members(ensemble, tmp_path):
-    run = ensemble / "digits"
-    out = succeed(
-        "make_posterior_surface_plot.py",
-        *(f"--checkpoint{n + 1}={run}@{n}" for n in range(3)),
-        f"--dir={tmp_path}",
-        *("--grid_size=7", "--limit_left=0", "--limit_right=1", "--limit_bottom=0"),
-        *("--limit_top=1", "--pdf"),
-    )
-    assert "Points at [[0.0, 0.0], [1.0, 0.0]," in out
-    with np.load(tmp_path / "surface.npz") as arrays:
-        density = arrays["log_density"]
-        np.testing.assert_allclose(density, arrays["log_prior"] + arrays["log_likelihood"])
-    # The corners at the bottom are trained members; what lies between them is not.
-    assert min(density[0, 0], density[0, -1]) > density[0, 3]
-    assert (tmp_path / "surface.png").is_file() and (tmp_path / "surface.pdf").is_file()
+def test_a_regression_under_noise_on_its_features(tmp_path, capsys):
+    run = synthetic_runs.write_toy_run(tmp_path / "toy", draws=2)
+    evaluate_uncertainty.run([str(run)], None, 3, 20, None, None)
+    with (run / "uncertainty/uncertainty.csv").open() as file:
+        metrics = {row["metric"] for row in csv.DictReader(file)}
+    assert {"rmse", "aurc", "nll/feature_noise/5", "coverage_90/corrupted/1"} <= metrics
+    assert "rmse/rotation/0" not in metrics
+    assert "RMSE, corrupted, severity 5" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("script", "flags", "sentence"),
-    [
-        ("evaluate_uncertainty.py", [], "as --runs"),
-        (
-            "make_posterior_surface_plot.py",
-            ["--checkpoint1={run}", "--checkpoint2={run}@1", "--checkpoint3={run}@2"],
-            "holds 3 sets of parameters: choose one of",
-        ),
-    ],
-)
-def test_a_mistake_is_one_sentence_and_exit_code_2(ensemble, script, flags, sentence):
-    code, _, err = program.run(script, *(f.format(run=ensemble / "digits") for f in flags))
+def test_runs_that_cannot_be_evaluated_together_are_refused(ensemble, tmp_path):
+    digits, toy = ensemble / "digits", synthetic_runs.write_toy_run(tmp_path / "toy", draws=2)
+    with pytest.raises(UserError, match=r"different data: dataset_name \(toy_regression, ref"):
+        evaluate_uncertainty.run([str(digits), str(toy)], None, 50, 100, None, None)
+    assert not (digits / "uncertainty").exists()
+
+
+def test_a_mistake_is_one_sentence_and_exit_code_2():
+    code, _, err = program.run("evaluate_uncertainty.py")
     assert code == 2
-    assert sentence in err and err.count("\n") == 1 and err.startswith(script)
+    assert "as --runs" in err and err.count("\n") == 1
+    assert err.startswith("evaluate_uncertainty.py: ")

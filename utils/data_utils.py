@@ -1,4 +1,4 @@
-"""Data sets by name: embedded, from raw files, UCI, or an .npz file of the user's own."""
+"""Data sets by name, scaled for use: embedded, from files, or of the user's own arrays."""
 
 import difflib
 import hashlib

@@ -3,8 +3,8 @@
 Rank-normalised split R-hat and bulk and tail effective sample sizes are those of Vehtari, Gelman,
 Simpson, Carpenter & Buerkner (2021, arXiv 1903.08008). Arrays are (chains, draws, ...) throughout;
 each scalar along the trailing axes is a quantity of its own. Everything is computed on the host
-in float64. Where a quantity cannot be judged the answer is NaN: fewer than four draws a chain, a
-value that is not finite, or the same value in every draw of every chain. Chains that are each
+in float64. Where a quantity cannot be judged the answer is NaN: fewer than four draws per chain,
+a value that is not finite, or the same value in every draw of every chain. Chains that are each
 stuck, but at different values, have an infinite R-hat.
 """
 
@@ -14,18 +14,21 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import scipy.fft
-import scipy.special
-import scipy.stats
 from numpy.typing import ArrayLike
 
+from haiku_posteriors.core.judging.chain_statistics import (
+    effective_sample_size,
+    halve_chains,
+    plain_rhat,
+    rank_normalise,
+)
 from haiku_posteriors.core.trees import Params
 
 MIN_DRAWS = 4
 BLOCK_SIZE = 2**22  # values worked on at once, so that memory does not grow with the quantities
 MEDIAN_RHAT_LIMIT = 1.01
 # The largest of thousands of R-hats is above 1.01 by chance alone: at the required effective
-# sample size of 100 a chain, the largest of 1000 comes to about 1.03 when all is well.
+# sample size of 100 per chain, the largest of 1000 comes to about 1.03 when all is well.
 LARGEST_RHAT_LIMIT = 1.05
 MIN_ESS_PER_CHAIN = 100
 MIN_ENERGY_BFMI = 0.3
@@ -69,16 +72,20 @@ def rhat(draws: ArrayLike) -> np.ndarray:
     """
 
     def both(x: np.ndarray) -> np.ndarray:
-        halves = _split(x)
+        halves = halve_chains(x)
         folded = np.abs(halves - np.median(halves, axis=(0, 1)))
-        return np.fmax(*(_plain_rhat(_rank_normalise(y)) for y in (halves, folded)))
+        return np.fmax(*(plain_rhat(rank_normalise(y)) for y in (halves, folded)))
 
     return _quantity_by_quantity(both, draws)
 
 
 def bulk_ess(draws: ArrayLike) -> np.ndarray:
     """Effective sample size of the rank-normalised draws, for estimates of location."""
-    return _quantity_by_quantity(lambda x: _ess(_rank_normalise(_split(x))), draws)
+
+    def bulk(x: np.ndarray) -> np.ndarray:
+        return effective_sample_size(rank_normalise(halve_chains(x)))
+
+    return _quantity_by_quantity(bulk, draws)
 
 
 def tail_ess(draws: ArrayLike) -> np.ndarray:
@@ -86,14 +93,15 @@ def tail_ess(draws: ArrayLike) -> np.ndarray:
 
     def tails(x: np.ndarray) -> np.ndarray:
         quantiles = np.quantile(x, (0.05, 0.95), axis=(0, 1))
-        return np.fmin(*(_ess(_split((x <= q).astype(float))) for q in quantiles))
+        below = [halve_chains((x <= quantile).astype(float)) for quantile in quantiles]
+        return np.fmin(*map(effective_sample_size, below))
 
     return _quantity_by_quantity(tails, draws)
 
 
 def ess(draws: ArrayLike) -> np.ndarray:
     """Effective sample size of the mean of the draws as they are: Var[mean] = Var[x] / ESS."""
-    return _quantity_by_quantity(lambda x: _ess(_split(x)), draws)
+    return _quantity_by_quantity(lambda x: effective_sample_size(halve_chains(x)), draws)
 
 
 def energy_bfmi(energies: ArrayLike) -> np.ndarray:
@@ -175,7 +183,7 @@ def verdict(
 
     Args:
       predictions: of predictions at test points, after burn-in.
-      num_chains: how many chains ran.
+      num_chains: the number of chains.
       num_divergent: divergent transitions after burn-in, of all chains.
       acceptance: mean acceptance probability of each chain after burn-in; (chains,).
       energy_bfmi: (chains,).
@@ -185,8 +193,8 @@ def verdict(
     judged = np.isfinite(predictions.bulk_ess) & ~np.isnan(predictions.rhat)
     if not judged.any():
         problems.append(
-            "No prediction can be diagnosed: there are fewer than four draws a chain, or they are "
-            "all the same. Draw more, and see whether anything is accepted."
+            "No prediction can be diagnosed: there are fewer than four draws per chain, or they "
+            "are all the same. Draw more, and see whether anything is accepted."
         )
     else:
         problems += _mixing_problems(Convergence(*(x[judged] for x in predictions)), num_chains)
@@ -241,7 +249,7 @@ def _mixing_problems(predictions: Convergence, num_chains: int) -> list[str]:
         if np.nanmin(values, initial=np.inf) < needed:
             problems.append(
                 f"{name} effective sample size is {np.nanmin(values):.0f} at least, below {needed} "
-                f"({MIN_ESS_PER_CHAIN} a chain): draw more, or lengthen the trajectory."
+                f"({MIN_ESS_PER_CHAIN} per chain): draw more, or lengthen the trajectory."
             )
     return problems
 
@@ -264,59 +272,3 @@ def _quantity_by_quantity(
         if judged.any():
             result[start : start + width][judged] = function(block[:, :, judged])
     return result.reshape(draws.shape[2:])
-
-
-def _split(x: np.ndarray) -> np.ndarray:
-    """Halves each chain; the middle one of an odd number of draws is left out."""
-    half = x.shape[1] // 2
-    return np.concatenate([x[:, :half], x[:, -half:]])
-
-
-def _rank_normalise(x: np.ndarray) -> np.ndarray:
-    """Normal scores of the ranks over all chains, ties sharing their mean rank (Blom 1958)."""
-    ranks = scipy.stats.rankdata(x.reshape(-1, x.shape[2]), axis=0).reshape(x.shape)
-    return scipy.special.ndtri((ranks - 0.375) / (x.shape[0] * x.shape[1] + 0.25))
-
-
-def _plain_rhat(x: np.ndarray) -> np.ndarray:
-    num_draws = x.shape[1]
-    within = x.var(axis=1, ddof=1).mean(axis=0)
-    between = x.mean(axis=1).var(axis=0, ddof=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.sqrt((num_draws - 1) / num_draws + between / within)
-
-
-def _ess(x: np.ndarray) -> np.ndarray:
-    """M n / (1 + 2 sum_t rho_t), truncated by Geyer's initial monotone sequence (section 3.2)."""
-    num_chains, num_draws = x.shape[:2]
-    total = num_chains * num_draws
-    autocovariance = _autocovariance(x).mean(axis=1)  # (lags, quantities)
-    within = autocovariance[0] * num_draws / (num_draws - 1)
-    variance = autocovariance[0] + (x.mean(axis=1).var(axis=0, ddof=1) if num_chains > 1 else 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rho = 1 - (within - autocovariance) / variance
-    rho[0] = 1
-    num_pairs = max(1, (num_draws - 1) // 2)
-    pairs = rho[: 2 * num_pairs].reshape(num_pairs, 2, -1)
-    sums = pairs.sum(axis=1)
-    kept = np.cumprod(sums > 0, axis=0, dtype=bool)
-    kept[-1] = False  # a sequence that never ends is cut here: the last lags hold few products
-    kept[0] = True
-    monotone = np.minimum.accumulate(sums, axis=0)
-    # The even lag after the last pair still counts if positive: it lowers the variance of tau.
-    after = kept.sum(axis=0)
-    following = np.take_along_axis(
-        np.concatenate([pairs[:, 0], np.zeros_like(pairs[:1, 0])]), after[None], axis=0
-    )[0]
-    tau = -1 + 2 * np.sum(monotone * kept, axis=0) + np.maximum(following, 0)
-    # Antithetic chains beat independent draws, but by no more than can be told from M n of them.
-    return total / np.maximum(tau, 1 / np.log10(total))
-
-
-def _autocovariance(x: np.ndarray) -> np.ndarray:
-    """(chains, draws, quantities) -> (lags, chains, quantities), the biased estimate, by FFT."""
-    num_draws = x.shape[1]
-    length = scipy.fft.next_fast_len(2 * num_draws, real=True)
-    spectrum = np.fft.rfft(x - x.mean(axis=1, keepdims=True), length, axis=1)
-    products = np.fft.irfft(np.abs(spectrum) ** 2, length, axis=1)[:, :num_draws]
-    return np.moveaxis(products, 1, 0) / num_draws

@@ -1,4 +1,4 @@
-"""How far two sets of posterior draws are apart, at each test row or each parameter.
+"""How far two posteriors are apart, by their draws or by their mean predictions.
 
 Draws are on the leading axis throughout, and everything is computed on the host in float64. Two
 finite sets of draws of the *same* distribution are not at distance zero: W1 between n and m draws,
@@ -82,3 +82,44 @@ def correlation_error(first: ArrayLike, second: ArrayLike) -> float:
     ours, theirs = (np.asarray(np.corrcoef(part[:, varies], rowvar=False)) for part in parts)
     above = np.triu_indices(len(ours), k=1)
     return float(np.sqrt(np.mean((ours - theirs)[above] ** 2)))
+
+
+def agreement(first: ArrayLike, second: ArrayLike) -> float:
+    """Fraction of rows where two mean predictions name the same most probable class.
+
+    Both are `(rows, classes)`, averaged over draws. Source: Izmailov et al. (2021),
+    arXiv:2104.14421.
+    """
+    return float(np.mean(agreements(first, second)))
+
+
+def agreements(first: ArrayLike, second: ArrayLike) -> Array:
+    """`agreement` of each row, 0 or 1; `(rows,)`."""
+    first, second = _pair(first, second)
+    same = (first.argmax(axis=1) == second.argmax(axis=1)).astype(np.float64)
+    return np.where(np.isnan(first + second).any(axis=1), np.nan, same)
+
+
+def total_variation(first: ArrayLike, second: ArrayLike) -> float:
+    """1/N Σ_n 1/2 Σ_k |p_nk - q_nk|, between 0 and 1, of two mean predictions.
+
+    Both are `(rows, classes)`, averaged over draws. Source: Izmailov et al. (2021),
+    arXiv:2104.14421.
+    """
+    return float(np.mean(total_variations(first, second)))
+
+
+def total_variations(first: ArrayLike, second: ArrayLike) -> Array:
+    """`total_variation` of each row; `(rows,)`."""
+    first, second = _pair(first, second)
+    return np.asarray(0.5 * np.abs(first - second).sum(axis=1))
+
+
+def _pair(first: ArrayLike, second: ArrayLike) -> tuple[Array, Array]:
+    first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if first.ndim != 2 or first.shape != second.shape:
+        raise UserError(
+            f"Mean predictions of shapes {first.shape} and {second.shape} cannot be compared: both "
+            "must be (rows, classes) of the same rows."
+        )
+    return first, second

@@ -1,10 +1,10 @@
 """Every number of a comparison with a reference: quality, distances, their errors and their floor.
 
 A distance between finite sets of draws is above zero even where both come from one distribution.
-So each is measured against one half of the reference's chains, by as many of the candidate's draws
-as the other half has, or all if there are fewer; and its floor is the distance of that other half,
-thinned to the same number. The floor is what draws from the reference itself would score. Both are
-averaged over several ways to halve the chains.
+The chains of the reference are therefore halved. The candidate is measured against one half, with
+as many of its draws as the other half has, or all of them if there are fewer. The floor is the
+distance of that other half, thinned to the same number of draws: what draws from the reference
+itself would score. Both are averaged over several ways to halve the chains.
 """
 
 import itertools
@@ -20,7 +20,22 @@ from haiku_posteriors.core.judging.predictions import Predictions, evenly
 
 MAX_HALVINGS = 6
 MAX_ROWS = 1000  # rows in the distances between functions; more would not change them visibly
-MIN_DRAWS_OF_PARAMETERS = 3  # fewer have no correlations
+MIN_DRAWS_TO_HALVE = 4  # a standard deviation needs two in each half
+MIN_DRAWS_OF_PARAMETERS = 3  # two draws are always perfectly correlated
+
+
+class Matched(NamedTuple):
+    """Indices of the draws that one halving of the reference compares.
+
+    Attributes:
+      candidate: draws of the candidate.
+      held_out: as many draws of the half that gives the floor, or all if there are fewer.
+      target: the draws of the other half, which both are compared with.
+    """
+
+    candidate: np.ndarray
+    held_out: np.ndarray
+    target: np.ndarray
 
 
 class Distance(NamedTuple):
@@ -106,17 +121,17 @@ def compare(
     if not halvings:
         return _compare_means(candidate, reference)
     itself = candidate is reference
-    chosen = [
-        (
+    matched = [
+        Matched(
             held if itself else evenly(candidate.num_draws, len(held)),
             held[evenly(len(held), candidate.num_draws)],
             target,
         )
         for held, target in halvings
     ]
-    found = _predictive_distances(candidate, reference, chosen)
-    if parameters is not None and len(chosen[0][1]) >= MIN_DRAWS_OF_PARAMETERS:
-        found |= _parameter_distances(*parameters, chosen)
+    found = _predictive_distances(candidate, reference, matched)
+    if parameters is not None and len(matched[0].held_out) >= MIN_DRAWS_OF_PARAMETERS:
+        found |= _parameter_distances(*parameters, matched)
     estimates = {name: _estimate(distance) for name, distance in found.items()}
     if not itself:
         return estimates
@@ -126,12 +141,16 @@ def compare(
 
 
 def halve(num_draws: int, num_chains: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Ways to part the draws, chain by chain, into (held out, target); none for fewer than four.
+    """Ways to split the draws into two halves, (held out, target); none for fewer than four draws.
 
-    Several chains are parted as whole chains. One alone is cut in the middle, which shows less:
+    Several chains are split as whole chains. A single chain is cut in the middle, which shows less:
     both halves miss what the chain misses.
+
+    Args:
+      num_draws: of all chains, numbered chain by chain.
+      num_chains: the number of chains.
     """
-    if num_draws < 4:
+    if num_draws < MIN_DRAWS_TO_HALVE:
         return []
     draws = np.arange(num_draws)
     if num_chains == 1:
@@ -167,8 +186,8 @@ def _compare_means(candidate: Predictions, reference: Predictions) -> dict[str, 
         return {}
     ours, theirs = (p.flat_outputs.mean(axis=0, dtype=np.float64) for p in (candidate, reference))
     by_row = {
-        "agreement": metrics.agreements(ours, theirs),
-        "total_variation": metrics.total_variations(ours, theirs),
+        "agreement": distances.agreements(ours, theirs),
+        "total_variation": distances.total_variations(ours, theirs),
     }
     return {
         name: Estimate(
@@ -180,16 +199,16 @@ def _compare_means(candidate: Predictions, reference: Predictions) -> dict[str, 
 
 
 def _predictive_distances(
-    candidate: Predictions, reference: Predictions, chosen: Sequence[tuple[np.ndarray, ...]]
+    candidate: Predictions, reference: Predictions, matched: Sequence[Matched]
 ) -> dict[str, Distance]:
     found = {}
     if reference.task == "classification":
         for name, function in (
-            ("agreement", metrics.agreements),
-            ("total_variation", metrics.total_variations),
+            ("agreement", distances.agreements),
+            ("total_variation", distances.total_variations),
         ):
             found[name] = _over_halvings(
-                _of_means(function), candidate.flat_outputs, reference.flat_outputs, chosen
+                _of_means(function), candidate.flat_outputs, reference.flat_outputs, matched
             )
     rows = evenly(reference.outputs.shape[2], MAX_ROWS)
     ours, theirs = (
@@ -199,16 +218,17 @@ def _predictive_distances(
     unit = np.where(unit > 0, unit, np.nan)
 
     def w1(draws: np.ndarray, target: np.ndarray) -> np.ndarray:
-        return mean_of_known(distances.wasserstein(draws, target) / unit, axis=1)
+        return _mean_of_known(distances.wasserstein(draws, target) / unit, axis=1)
 
     def spread(draws: np.ndarray, target: np.ndarray) -> np.ndarray:
         pair = (distances.standard_deviation(part) for part in (draws, target))
-        return mean_of_known(distances.log_ratio(*pair), axis=1)
+        return _mean_of_known(distances.log_ratio(*pair), axis=1)
 
-    found["w1"] = _over_halvings(w1, ours, theirs, chosen)
-    if len(chosen[0][1]) > 1:
-        found["std_ratio"] = _over_halvings(spread, ours, theirs, chosen)._replace(
-            summarise=lambda terms: float(np.exp(mean_of_known(terms)))
+    found["w1"] = _over_halvings(w1, ours, theirs, matched)
+    if len(matched[0].held_out) > 1:
+        ratios = _over_halvings(spread, ours, theirs, matched)
+        found["std_ratio"] = ratios._replace(
+            summarise=lambda terms: float(np.exp(_mean_of_known(terms)))
         )
     return found
 
@@ -222,9 +242,9 @@ def _of_means(
 
 
 def _parameter_distances(
-    ours: np.ndarray, theirs: np.ndarray, chosen: Sequence[tuple[np.ndarray, ...]]
+    ours: np.ndarray, theirs: np.ndarray, matched: Sequence[Matched]
 ) -> dict[str, Distance]:
-    # Point estimates do not vary, and are not for a method to get right.
+    # Parameters that the posterior treats as point estimates do not vary in the reference.
     varying = np.ptp(theirs, axis=0) > 0
     ours, theirs = ours[:, varying], theirs[:, varying]
 
@@ -234,8 +254,8 @@ def _parameter_distances(
     def correlations(draws: np.ndarray, target: np.ndarray) -> np.ndarray:
         return np.array([distances.correlation_error(draws, target)])
 
-    ratios = _over_halvings(spread, ours, theirs, chosen)
-    errors = _over_halvings(correlations, ours, theirs, chosen)
+    ratios = _over_halvings(spread, ours, theirs, matched)
+    errors = _over_halvings(correlations, ours, theirs, matched)
     return {
         # The median: of a method that leaves some parameters fixed, the mean would be zero.
         "parameter_std_ratio": ratios._replace(
@@ -249,17 +269,18 @@ def _over_halvings(
     function: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ours: np.ndarray,
     theirs: np.ndarray,
-    chosen: Sequence[tuple[np.ndarray, ...]],
+    matched: Sequence[Matched],
 ) -> Distance:
+    """The function of two sets of draws, which gives a term per row, at every halving."""
     return Distance(
-        np.stack([function(ours[draws], theirs[target]) for draws, _, target in chosen]),
-        np.stack([function(theirs[held], theirs[target]) for _, held, target in chosen]),
+        np.stack([function(ours[m.candidate], theirs[m.target]) for m in matched]),
+        np.stack([function(theirs[m.held_out], theirs[m.target]) for m in matched]),
         over_rows=True,
-        summarise=lambda terms: float(mean_of_known(terms)),
+        summarise=lambda terms: float(_mean_of_known(terms)),
     )
 
 
-def mean_of_known(values: np.ndarray, axis: int | None = None) -> np.ndarray:
+def _mean_of_known(values: np.ndarray, axis: int | None = None) -> np.ndarray:
     """The mean of what is not NaN, and NaN where there is nothing else, without a warning."""
     known = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
@@ -267,7 +288,7 @@ def mean_of_known(values: np.ndarray, axis: int | None = None) -> np.ndarray:
 
 
 def _estimate(distance: Distance) -> Estimate:
-    """Errors by bootstrap where terms are test rows'; else by the spread over halvings."""
+    """The number with its error: by bootstrap over test rows, else by the spread over halvings."""
     number = distance.summarise
     candidate, floor = distance.candidate.mean(axis=0), distance.floor.mean(axis=0)
     floors = [number(terms) for terms in distance.floor]

@@ -231,37 +231,6 @@ def interval_coverage(transform: ArrayLike, level: float) -> float:
     return float(np.mean(np.where(np.isnan(distance), np.nan, distance <= level / 2)))
 
 
-def agreement(first: ArrayLike, second: ArrayLike) -> float:
-    """Fraction of rows where two mean predictions name the same most probable class.
-
-    Both are `(rows, classes)`, averaged over draws. Source: Izmailov et al. (2021),
-    arXiv:2104.14421.
-    """
-    return float(np.mean(agreements(first, second)))
-
-
-def agreements(first: ArrayLike, second: ArrayLike) -> Array:
-    """`agreement` of each row, 0 or 1; `(rows,)`."""
-    first, second = _pair(first, second)
-    same = (first.argmax(axis=1) == second.argmax(axis=1)).astype(np.float64)
-    return np.where(np.isnan(first + second).any(axis=1), np.nan, same)
-
-
-def total_variation(first: ArrayLike, second: ArrayLike) -> float:
-    """1/N Σ_n 1/2 Σ_k |p_nk - q_nk|, between 0 and 1, of two mean predictions.
-
-    Both are `(rows, classes)`, averaged over draws. Source: Izmailov et al. (2021),
-    arXiv:2104.14421.
-    """
-    return float(np.mean(total_variations(first, second)))
-
-
-def total_variations(first: ArrayLike, second: ArrayLike) -> Array:
-    """`total_variation` of each row; `(rows,)`."""
-    first, second = _pair(first, second)
-    return np.asarray(0.5 * np.abs(first - second).sum(axis=1))
-
-
 # A diverged run has infinities; they belong in the numbers returned, not in a warning each.
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def _row_statistics(
@@ -357,13 +326,3 @@ def _regression(predictions: ArrayLike, targets: ArrayLike) -> tuple[Array, Arra
         )
     means, deviations = np.split(predictions, 2, axis=-1)
     return means, deviations, targets
-
-
-def _pair(first: ArrayLike, second: ArrayLike) -> tuple[Array, Array]:
-    first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    if first.ndim != 2 or first.shape != second.shape:
-        raise errors.UserError(
-            f"Mean predictions of shapes {first.shape} and {second.shape} cannot be compared: both "
-            "must be (rows, classes) of the same rows."
-        )
-    return first, second

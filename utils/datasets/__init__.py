@@ -1,1 +1,1 @@
-"""Data sets by their sources, and what is done to their rows."""
+"""Data sets by their sources, and shifts of their rows."""

@@ -101,7 +101,7 @@ def _own_labels(
     source: str, y_train: np.ndarray, y_test: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
     if y_train.size != len(y_train) or y_test.size != len(y_test):
-        raise UserError(f"{source} must have one class label a row.")
+        raise UserError(f"{source} must have one class label per row.")
     y_train, y_test = y_train.reshape(-1), y_test.reshape(-1)
     present = np.union1d(y_train, y_test)
     if not np.array_equal(present, np.arange(len(present))):

@@ -27,7 +27,9 @@ def corrupt(images: np.ndarray, kind: str, severity: int, seed: int = 0) -> np.n
     if kind not in CORRUPTIONS:
         raise unknown_name("corruption", kind, CORRUPTIONS)
     if severity not in SEVERITIES:
-        raise UserError(f"Severities go from 1 to {len(SEVERITIES)}; {severity} is none.")
+        raise UserError(
+            f"Severities go from 1 to {len(SEVERITIES)}; {severity} is not one of them."
+        )
     _check(images)
     rng = np.random.default_rng([seed, severity, zlib.crc32(kind.encode())])
     changed = CORRUPTIONS[kind](images.astype(np.float64), severity - 1, rng)
@@ -44,7 +46,7 @@ def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
 
 
 def add_feature_noise(inputs: np.ndarray, severity: int, seed: int = 0) -> np.ndarray:
-    """Inputs of unit variance with Gaussian noise, for data that are no images."""
+    """Inputs of unit variance with Gaussian noise, for data that are not images."""
     rng = np.random.default_rng([seed, severity])
     noise = FEATURE_NOISE[severity - 1] * rng.standard_normal(inputs.shape)
     return (inputs + noise).astype(inputs.dtype)

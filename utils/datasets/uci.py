@@ -87,7 +87,7 @@ def _read_numbers(path: pathlib.Path, min_dimensions: Literal[1, 2]) -> np.ndarr
 def _read_indices(path: pathlib.Path, size: int) -> np.ndarray:
     indices = _read_numbers(path, 1).astype(np.int64)
     if indices.ndim != 1 or indices.size == 0 or indices.min() < 0 or indices.max() >= size:
-        raise UserError(f"File {path} must list numbers from 0 to {size - 1}, one a line.")
+        raise UserError(f"File {path} must list numbers from 0 to {size - 1}, one per line.")
     return indices
 
 

@@ -1,1 +1,1 @@
-"""Pictures."""
+"""Pictures, by what they show; `style` is what they share."""

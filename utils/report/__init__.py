@@ -1,1 +1,1 @@
-"""Run folders opened again, and everything that is written about runs."""
+"""Finished runs opened again, and the reports on them."""

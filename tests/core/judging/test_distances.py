@@ -76,3 +76,22 @@ def test_ratio_of_spreads_tells_copies_from_unknown():
     assert (distances.log_ratio(0 * ones, ones) == -np.inf).all()
     assert np.isnan(distances.log_ratio(ones, 0 * ones)).all()
     assert distances.standard_deviation([[0.0], [2.0]]) == pytest.approx(np.sqrt(2))
+
+
+def test_agreement_and_total_variation_by_hand():
+    first = [[0.7, 0.2, 0.1], [0.3, 0.3, 0.4]]
+    second = [[0.5, 0.5, 0.0], [0.4, 0.3, 0.3]]
+    # Classes 0, 2 against 0, 0; half of .2 + .3 + .1 and half of .1 + 0 + .1.
+    assert distances.agreement(first, second) == 0.5
+    assert distances.total_variation(first, second) == pytest.approx((0.3 + 0.1) / 2)
+    assert distances.agreement(first, first) == 1.0
+    assert distances.total_variation(np.eye(2), np.eye(2)[::-1]) == 1.0
+
+
+def test_mean_predictions_with_nan_or_of_other_rows():
+    mean = np.random.default_rng(0).dirichlet(np.ones(3), size=6)
+    mean[2, 1] = np.nan
+    assert np.isnan(distances.agreement(mean, np.roll(mean, 1, axis=0)))
+    assert np.isnan(distances.total_variation(mean, np.full_like(mean, 0.25)))
+    with pytest.raises(UserError, match="cannot be compared"):
+        distances.agreement(mean, mean[:2])

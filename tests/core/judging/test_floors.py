@@ -1,22 +1,23 @@
 """Distances, floors and errors on posteriors whose distances are known."""
 
-import pathlib
-
 import numpy as np
 import pytest
 
-from haiku_posteriors.core.judging import floors, metrics
-from haiku_posteriors.core.judging.floors import Estimate
-from haiku_posteriors.utils.report import pages
-from haiku_posteriors.utils.report.run_folders import Predictive
+from haiku_posteriors.core.judging import distances, floors, metrics
+from haiku_posteriors.core.judging.bootstrap import Estimate
+from haiku_posteriors.core.judging.predictions import Predictions
 
 ROWS, CHAINS, DRAWS = 300, 4, 200
 
 
-def predictive(outputs, *, chains=1, targets=None, log_likelihoods=None):
+def predictions(outputs, *, chains=1, targets=None, log_likelihoods=None):
+    """From (draws, rows, ...), chain by chain."""
     task = "regression" if targets is None or targets.ndim == 2 else "classification"
-    path = pathlib.Path("nowhere")
-    return Predictive("name", path, task, outputs, log_likelihoods, targets, chains, {}, {}, {})
+    outputs, log_likelihoods = (
+        None if values is None else values.reshape(chains, -1, *values.shape[1:])
+        for values in (outputs, log_likelihoods)
+    )
+    return Predictions(task, outputs, log_likelihoods, targets)
 
 
 def functions(rng, draws, *, mean=0.0, std=1.0):
@@ -28,16 +29,16 @@ def functions(rng, draws, *, mean=0.0, std=1.0):
 @pytest.fixture(scope="module")
 def reference():
     outputs = functions(np.random.default_rng(0), CHAINS * DRAWS)
-    return predictive(outputs, chains=CHAINS)
+    return predictions(outputs, chains=CHAINS)
 
 
 @pytest.mark.parametrize("draws", [10, 400, 5000])
 def test_draws_of_the_reference_are_at_the_floor_however_few_they_are(reference, draws):
-    candidate = predictive(functions(np.random.default_rng(draws), draws))
+    candidate = predictions(functions(np.random.default_rng(draws), draws))
     found = floors.compare(candidate, reference)
     for name in ("w1", "std_ratio"):
         assert abs(found[name].value - found[name].floor) < 0.01, name
-        assert pages.is_at_floor(name, found[name])
+        assert floors.is_at_floor(name, found[name])
     # Ten draws of the very posterior are a third of a standard deviation from it.
     assert (found["w1"].value > 0.25) == (draws == 10)
     # The ratio's geometric mean is biased for few draws, and the floor with it.
@@ -46,28 +47,28 @@ def test_draws_of_the_reference_are_at_the_floor_however_few_they_are(reference,
 
 
 def test_distances_of_normal_posteriors_are_those_of_the_closed_form(reference):
-    shifted = predictive(functions(np.random.default_rng(1), 400, mean=1.5))
+    shifted = predictions(functions(np.random.default_rng(1), 400, mean=1.5))
     found = floors.compare(shifted, reference)
     assert found["w1"].value == pytest.approx(1.5, abs=0.02)
     assert found["std_ratio"].value == pytest.approx(1.0, abs=0.01)
-    narrow = predictive(functions(np.random.default_rng(2), 400, std=0.25))
+    narrow = predictions(functions(np.random.default_rng(2), 400, std=0.25))
     found = floors.compare(narrow, reference)
     # W1 of N(0, 1) and N(0, s^2) is |1 - s| E|z|.
     assert found["w1"].value == pytest.approx(0.75 * np.sqrt(2 / np.pi), abs=0.02)
     assert found["std_ratio"].value == pytest.approx(0.25, rel=0.01)
-    assert not any(pages.is_at_floor(name, found[name]) for name in found)
+    assert not any(floors.is_at_floor(name, found[name]) for name in found)
 
 
 def test_the_floor_sees_chains_that_disagree():
     rng = np.random.default_rng(3)
     chains = [functions(rng, 100, mean=3.0 * (chain == 0)) for chain in range(4)]
-    apart = predictive(np.concatenate(chains), chains=4)
+    apart = predictions(np.concatenate(chains), chains=4)
     found = floors.compare(apart, apart)
     assert found["w1"].value > 0.4 and np.isnan(found["w1"].floor)
 
 
 def test_one_draw_has_a_distance_and_no_spread(reference):
-    found = floors.compare(predictive(functions(np.random.default_rng(4), 1)), reference)
+    found = floors.compare(predictions(functions(np.random.default_rng(4), 1)), reference)
     # E|x - y| of two standard normals is 2 / sqrt(pi).
     assert found["w1"].value == pytest.approx(2 / np.sqrt(np.pi), rel=0.1)
     assert found["w1"].floor == pytest.approx(2 / np.sqrt(np.pi), rel=0.1)
@@ -93,7 +94,7 @@ def classification(rng, draws, chains=1, shift=0.0):
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     targets = np.where(np.arange(ROWS) < ROWS // 2, 2, 0)
     observed = np.log(probabilities[:, np.arange(ROWS), targets])
-    return predictive(probabilities, chains=chains, targets=targets, log_likelihoods=observed)
+    return predictions(probabilities, chains=chains, targets=targets, log_likelihoods=observed)
 
 
 def test_classification_distances_and_quality():
@@ -102,14 +103,14 @@ def test_classification_distances_and_quality():
     same, other = classification(rng, 200), classification(rng, 200, shift=2.0)
     found = floors.compare(same, reference)
     for name in ("agreement", "total_variation", "w1", "std_ratio"):
-        assert pages.is_at_floor(name, found[name]), name
+        assert floors.is_at_floor(name, found[name]), name
     found = floors.compare(other, reference)
     # One logit of three is 2 higher; centred, 4/3, -2/3 and -2/3; the spread is 0.5 sqrt(2/3) each.
     assert found["w1"].value == pytest.approx(8 / 9 / (0.5 * np.sqrt(2 / 3)), rel=0.05)
     assert found["total_variation"].value > 0.1 > found["total_variation"].floor
     quality = floors.quality(other)
     expected = metrics.evaluate(
-        "classification", other.outputs, other.log_likelihoods, other.targets
+        "classification", other.flat_outputs, other.flat_log_likelihoods, other.targets
     )
     for name, estimate in quality.items():
         assert estimate.value == expected[name]
@@ -122,7 +123,7 @@ def test_likelihoods_are_compared_row_by_row():
     rng = np.random.default_rng(9)
     hard = rng.normal(0, 5, (1, ROWS))  # differs from row to row, and is the same for both
     first, second = (
-        classification(rng, 1)._replace(log_likelihoods=hard + rng.normal(shift, 0.1, (1, ROWS)))
+        classification(rng, 1)._replace(log_likelihoods=hard + rng.normal(shift, 0.1, (1, 1, ROWS)))
         for shift in (-0.5, 0.0)
     )
     (found,) = floors.likelihood_difference(first, second).values()
@@ -136,9 +137,9 @@ def test_without_draws_of_the_reference_means_are_compared():
     rng = np.random.default_rng(6)
     reference, candidate = classification(rng, 1), classification(rng, 50)
     found = floors.compare(candidate, reference)
-    means = candidate.outputs.mean(0), reference.outputs[0]
-    assert found["total_variation"].value == pytest.approx(metrics.total_variation(*means))
-    assert found["agreement"].value == pytest.approx(metrics.agreement(*means))
+    means = candidate.flat_outputs.mean(0), reference.flat_outputs[0]
+    assert found["total_variation"].value == pytest.approx(distances.total_variation(*means))
+    assert found["agreement"].value == pytest.approx(distances.agreement(*means))
     assert set(found) == {"total_variation", "agreement"}
     assert np.isnan(found["agreement"].floor)
 
@@ -147,7 +148,7 @@ def test_regression_quality_is_the_metrics_own():
     rng = np.random.default_rng(7)
     outputs, targets = functions(rng, 50), rng.normal(size=(ROWS, 1))
     observed = -0.5 * (targets[:, 0] - outputs[..., 0]) ** 2 - 0.5 * np.log(2 * np.pi)
-    candidate = predictive(outputs, targets=targets, log_likelihoods=observed)
+    candidate = predictions(outputs, targets=targets, log_likelihoods=observed)
     expected = metrics.evaluate("regression", outputs, observed, targets)
     quality = floors.quality(candidate)
     assert {name: e.value for name, e in quality.items()} == pytest.approx(
@@ -159,30 +160,13 @@ def test_regression_quality_is_the_metrics_own():
 
 
 def test_rows_without_any_spread_are_left_out_without_a_warning(reference):
-    stuck = reference.outputs.copy()
+    stuck = reference.flat_outputs.copy()
     stuck[:, :5] = 1.0
     found = floors.compare(
-        predictive(functions(np.random.default_rng(8), 50)),
-        predictive(stuck, chains=CHAINS),
+        predictions(functions(np.random.default_rng(8), 50)),
+        predictions(stuck, chains=CHAINS),
     )
     assert np.isfinite([*found["w1"], *found["std_ratio"]]).all()
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "shown"),
-    [
-        (0.12614, 0.00374, "0.1261 ± 0.0037"),
-        (12.345, 2.0, "12.3 ± 2.0"),
-        (1600.0, np.nan, "1600"),
-        (86.5249, np.nan, "86.52"),
-        (123456.7, np.nan, "123457"),
-        (np.nan, 0.1, "-"),
-        (0.5, 0.0, "0.5"),
-        (-np.inf, np.nan, "-inf"),
-    ],
-)
-def test_numbers_have_the_digits_that_their_errors_leave(value, error, shown):
-    assert pages.show_number(value, error) == shown
 
 
 def test_better_than_the_floor_is_at_the_floor_except_for_ratios():
@@ -192,25 +176,23 @@ def test_better_than_the_floor_is_at_the_floor_except_for_ratios():
         ("agreement", (False, True)),
         ("std_ratio", (False, False)),
     ):
-        assert tuple(pages.is_at_floor(metric, e) for e in (low, high)) == expected
-    assert not pages.is_at_floor("w1", Estimate(0.1, 0.01))
+        assert tuple(floors.is_at_floor(metric, e) for e in (low, high)) == expected
+    assert not floors.is_at_floor("w1", Estimate(0.1, 0.01))
 
 
-def test_tables_have_errors_floors_and_dashes(tmp_path):
-    results = {
-        "a<b>": {"w1": Estimate(0.5, 0.01, 0.1, 0.01), "nll": Estimate(1.25)},
-        "c": {"w1": Estimate(0.11, 0.01, 0.1, 0.01)},
-    }
-    labels = {"nll": "NLL", "absent": "never", "w1": "W1"}
-    text = pages.text_table(results, labels, "github")
-    assert "0.500 ± 0.010 [0.1]" in text and "never" not in text and "| -" in text.replace("  ", "")
-    page = pages.html_table(results, labels)
-    assert "a&lt;b&gt;" in page and page.count('class="near"') == 1
-    pages.write_csv(tmp_path / "t.csv", results)
-    lines = (tmp_path / "t.csv").read_text().splitlines()
-    assert lines == [
-        "run,metric,value,error,floor,floor_error",
-        "a<b>,w1,0.5,0.01,0.1,0.01",
-        "a<b>,nll,1.25,,,",
-        "c,w1,0.11,0.01,0.1,0.01",
-    ]
+def test_parameters_are_compared_where_both_have_draws_of_them(reference):
+    rng = np.random.default_rng(10)
+    mixing = np.array([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0], [0.0, 0.0, 0.0]])  # the last is fixed
+    theirs = rng.normal(size=(CHAINS * DRAWS, 3)) @ mixing.T
+    candidate = predictions(functions(rng, 400))
+    ours = 0.5 * rng.normal(size=(400, 3))  # half as wide, and without the correlation of 0.8
+    found = floors.compare(candidate, reference, (ours, theirs))
+    assert found["parameter_std_ratio"].value == pytest.approx(0.5, rel=0.05)
+    assert found["parameter_std_ratio"].floor == pytest.approx(1.0, rel=0.05)
+    assert found["correlation_error"].value == pytest.approx(0.8, abs=0.1)
+    assert found["correlation_error"].floor < 0.1
+    assert "correlation_error" not in floors.compare(candidate, reference)
+    two = predictions(functions(rng, 2))
+    assert "correlation_error" not in floors.compare(two, reference, (ours[:2], theirs))
+    itself = floors.compare(reference, reference, (theirs, theirs))
+    assert itself["correlation_error"].value < 0.1

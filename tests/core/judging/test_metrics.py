@@ -193,25 +193,12 @@ def test_coverage_of_targets_drawn_from_the_mixture(rng):
         assert result[f"coverage_{round(100 * level)}"] == pytest.approx(level, abs=error)
 
 
-def test_agreement_and_total_variation_by_hand():
-    first = [[0.7, 0.2, 0.1], [0.3, 0.3, 0.4]]
-    second = [[0.5, 0.5, 0.0], [0.4, 0.3, 0.3]]
-    # Classes 0, 2 against 0, 0; half of .2 + .3 + .1 and half of .1 + 0 + .1.
-    assert metrics.agreement(first, second) == 0.5
-    assert metrics.total_variation(first, second) == pytest.approx((0.3 + 0.1) / 2)
-    assert metrics.agreement(first, first) == 1.0
-    assert metrics.total_variation(np.eye(2), np.eye(2)[::-1]) == 1.0
-
-
 def test_nan_in_one_prediction_reaches_every_metric(rng):
     predictions, log_likelihoods, targets = _random_classification(rng)
     # The NaN sits at the row's label, where an unguarded argmax would count it as right.
     predictions[2, 3, targets[3]] = log_likelihoods[2, 3] = np.nan
     result = metrics.evaluate("classification", predictions, log_likelihoods, targets)
     assert all(np.isnan(value) for value in result.values()), result
-    mean = predictions.mean(0)
-    assert np.isnan(metrics.agreement(mean, np.roll(mean, 1, axis=0)))
-    assert np.isnan(metrics.total_variation(mean, np.full_like(mean, 0.25)))
 
     predictions, targets = rng.uniform(1, 2, (4, 30, 2)), rng.normal(size=(30, 1))
     predictions[1, 7] = np.nan
@@ -241,8 +228,6 @@ def test_mistakes_are_told():
         metrics.evaluate("classification", predictions, log_likelihoods.T, np.zeros(3, int))
     with pytest.raises(errors.UserError, match="not empty"):
         metrics.evaluate("classification", predictions[:, :0], np.zeros((2, 0)), np.zeros(0, int))
-    with pytest.raises(errors.UserError, match="cannot be compared"):
-        metrics.agreement(predictions[0], predictions[0, :2])
     with pytest.raises(errors.UserError, match="do not belong"):
         metrics.root_mean_squared_error(predictions[0], np.zeros((3, 1)))
 

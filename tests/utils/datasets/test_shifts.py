@@ -49,7 +49,7 @@ def test_corruptions_by_hand():
 def test_corruptions_refuse_nonsense(images):
     with pytest.raises(UserError, match="Did you mean 'contrast'"):
         corruptions.corrupt(images, "contrst", 1)
-    with pytest.raises(UserError, match="6 is none"):
+    with pytest.raises(UserError, match="6 is not one"):
         corruptions.corrupt(images, "contrast", 6)
     with pytest.raises(UserError, match="Images must be floats"):
         corruptions.corrupt(images[..., 0], "contrast", 1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.judging import floors, metrics
+from haiku_posteriors.core.judging import distances, floors
 from haiku_posteriors.utils.report import prediction_files
 
 TABLE = np.array([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]])
@@ -21,17 +21,17 @@ def test_text_tables_plain_and_packed(tmp_path, separator, names):
     (tmp_path / "q.csv.gz").write_bytes(gzip.compress(text.encode()))
     for name in ("p.csv", "q.csv.gz"):
         found = prediction_files.open_predictions(tmp_path / name)
-        np.testing.assert_array_equal(found.outputs, TABLE[None])
-        assert found.name == name[0] and found.targets is None
+        np.testing.assert_array_equal(found.predictions.outputs, TABLE[None, None])
+        assert found.name == name[0] and found.predictions.targets is None
 
 
 def test_npz_with_draws_and_labels(tmp_path):
     path = tmp_path / "draws.npz"
     np.savez(path, probabilities=np.stack([TABLE, TABLE]), y_test=LABELS)
     found = prediction_files.open_predictions(path)
-    assert found.outputs.shape == (2, 3, 3)
-    np.testing.assert_array_equal(found.targets, LABELS)
-    quality = floors.quality(found)
+    assert found.predictions.outputs.shape == (1, 2, 3, 3)
+    np.testing.assert_array_equal(found.predictions.targets, LABELS)
+    quality = floors.quality(found.predictions)
     # By hand: right, wrong (0.4 for another), right.
     assert quality["accuracy"].value == pytest.approx(2 / 3)
     assert quality["nll"].value == pytest.approx(-np.log(0.7 * 0.3 * 0.5) / 3)
@@ -112,16 +112,18 @@ def test_published_hmc_predictions_have_their_published_quality(shared_data, nam
     if not path.is_file():
         pytest.skip(f"the published predictions {file_name} are absent")
     labels = prediction_files.read_labels(name, str(shared_data))
-    found = prediction_files.with_targets(prediction_files.open_predictions(path), labels)
+    opened = prediction_files.open_predictions(path)
+    found = prediction_files.with_targets(opened, labels).predictions
     quality = floors.quality(found)
     # Half a unit of the last published digit.
     assert quality["accuracy"].value == pytest.approx(accuracy, abs=5e-5)
     assert quality["nll"].value == pytest.approx(nll, abs=5e-5)
     assert quality["ece"].value == pytest.approx(ece, abs=5e-5)
-    blurred = found._replace(outputs=0.9 * found.outputs + 0.1 / found.outputs.shape[2])
+    blurred = found._replace(outputs=0.9 * found.outputs + 0.1 / found.outputs.shape[3])
     apart = floors.compare(blurred, found)
     assert apart["agreement"].value == 1.0
     # A tenth of the distance to the uniform distribution.
-    uniform = np.full_like(found.outputs[0], 1 / found.outputs.shape[2])
-    expected = 0.1 * metrics.total_variation(found.outputs[0], uniform)
+    (mean,) = found.flat_outputs
+    uniform = np.full_like(mean, 1 / mean.shape[1])
+    expected = 0.1 * distances.total_variation(mean, uniform)
     assert apart["total_variation"].value == pytest.approx(expected)
