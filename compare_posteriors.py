@@ -6,57 +6,94 @@ python compare_posteriors.py --reference=hmc_probs.csv.gz --candidates=ours.npz 
 """
 
 import pathlib
+from collections.abc import Sequence
 
-from absl import flags
+import jax
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import cmd_args_utils, script_utils
+from haiku_posteriors.utils import script_utils
+from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import comparison, prediction_files, run_folders
-from haiku_posteriors.utils.report.run_folders import Predictive
+from haiku_posteriors.utils.report.run_folders import OpenedRun
+from haiku_posteriors.utils.settings import Settings
 
-FLAGS = flags.FLAGS
-
-cmd_args_utils.define_common_flags()
-flags.declare_key_flag("dir")
-flags.declare_key_flag("data_dir")
-flags.DEFINE_string(
-    "reference", None, "Run folder, or file of class probabilities (.csv, .csv.gz, .npz)."
+FLAGS = (
+    Flag(
+        "reference",
+        "string",
+        None,
+        "Run folder, or file of class probabilities (.csv, .csv.gz, .npz).",
+    ),
+    Flag(
+        "candidates",
+        "strings",
+        [],
+        "Run folders or files, separated by commas; may be given several times.",
+    ),
+    Flag(
+        "targets",
+        "string",
+        None,
+        "For files of probabilities: a file of test labels, or the name of a data set.",
+    ),
+    Flag("data_dir", "string", None, "Folder with data files.", "the one of each run"),
+    Flag("dir", "string", "runs/comparison", "Folder of the report."),
 )
-flags.DEFINE_multi_string(
-    "candidates", [], "Run folders or files, separated by commas; may be given several times."
-)
-flags.DEFINE_string(
-    "targets", None, "For files of probabilities: a file of test labels, or a data set's name."
-)
+GROUPS = {"Comparison": FLAGS}
 
 
-def open_any(name: str) -> Predictive:
-    """A run's folder, or a file of predictions."""
+def run(
+    reference: str | None,
+    candidates: Sequence[str],
+    targets: str | None,
+    data_dir: str | None,
+    directory: pathlib.Path,
+) -> None:
+    """Opens everything, refuses what cannot be compared, and writes the comparison.
+
+    Args:
+      reference: run folder or file of class probabilities to measure against.
+      candidates: run folders or files to measure.
+      targets: file of test labels or name of a data set, for files that bring none.
+      data_dir: folder of data files; None for the one of each run.
+      directory: folder of the report.
+    """
+    if not reference:
+        raise UserError("Give the run or file to measure against as --reference.")
+    labels = prediction_files.read_labels(targets, data_dir) if targets else None
+    opened = [open_run_or_file(name) for name in (reference, *candidates)]
+    if run_folders.needs_float64(opened):
+        jax.config.update("jax_enable_x64", True)
+    if labels is None:
+        known = (o.predictions.targets for o in opened if o.predictions.targets is not None)
+        labels = next(known, None)
+    if labels is not None:
+        opened = [
+            prediction_files.with_targets(o, labels) if o.predictions.targets is None else o
+            for o in opened
+        ]
+    comparison.write(directory, opened[0], opened[1:], data_dir)
+
+
+def open_run_or_file(name: str) -> OpenedRun:
+    """Opens a run's folder, or a file of class probabilities."""
     path = pathlib.Path(name).expanduser()
     if not path.is_dir() and prediction_files.is_prediction_file(path):
         return prediction_files.open_predictions(path)
     return run_folders.open_run(path)
 
 
-def main() -> None:
-    """Opens everything, refuses what cannot be compared, and writes the comparison."""
-    run_folders.refuse_flags_of_runs(allowed=("dir", "data_dir"))
-    names = [name for group in FLAGS.candidates for name in group.split(",") if name]
-    if not FLAGS.reference:
-        raise UserError("Give the run or file to measure against as --reference.")
-    labels = None
-    if FLAGS.targets:
-        labels = prediction_files.read_labels(FLAGS.targets, FLAGS.data_dir)
-    opened = [open_any(name) for name in (FLAGS.reference, *names)]
-    if labels is None:
-        labels = next((p.targets for p in opened if p.targets is not None), None)
-    if labels is not None:
-        opened = [
-            prediction_files.with_targets(p, labels) if p.targets is None else p for p in opened
-        ]
-    directory = pathlib.Path(FLAGS.dir or "runs/comparison")
-    comparison.write(directory, opened[0], opened[1:])
+def run_settings(settings: Settings) -> None:
+    """Compares what the flags name."""
+    candidates = [name for group in settings.candidates for name in group.split(",") if name]
+    directory = pathlib.Path(settings.dir)
+    run(settings.reference, candidates, settings.targets, settings.data_dir, directory)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the script."""
+    script_utils.run_script(run_settings, GROUPS, __doc__, arguments)
 
 
 if __name__ == "__main__":
-    script_utils.run_script(main)
+    main()

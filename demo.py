@@ -77,9 +77,9 @@ def run_all(folder: pathlib.Path) -> bool:
     return comparison.wait() == 0 and all(ends)
 
 
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs the demo in the folder that the command line names; does not return."""
-    _, *folders = sys.argv if argv is None else argv
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the script."""
+    folders = sys.argv[1:] if arguments is None else arguments
     if len(folders) > 1 or any(folder.startswith("-") for folder in folders):
         sys.exit("demo.py takes one argument at most: the folder of the runs.")
     sys.exit(0 if run_all(pathlib.Path(*(folders or ["runs/demo"]))) else 1)

@@ -5,47 +5,83 @@ python evaluate_uncertainty.py --runs=runs/sgd/mnist --ood_sets=fashion_mnist,my
 """
 
 import pathlib
+from collections.abc import Sequence
 
-from absl import flags
+import jax
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import cmd_args_utils, script_utils
+from haiku_posteriors.utils import script_utils
+from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import run_folders, uncertainty
+from haiku_posteriors.utils.settings import Settings
 
-FLAGS = flags.FLAGS
-
-cmd_args_utils.define_common_flags()
-flags.declare_key_flag("dir")
-flags.declare_key_flag("data_dir")
-flags.DEFINE_list("runs", [], "Folders of finished runs on the same data, separated by commas.")
-flags.DEFINE_list(
-    "ood_sets", None, "Data sets to tell from the run's own; those that suit it by default."
+FLAGS = (
+    Flag("runs", "list", [], "Folders of finished runs on the same data, separated by commas."),
+    Flag(
+        "ood_sets",
+        "list",
+        None,
+        "Data sets to tell from the run's own, separated by commas.",
+        "those that suit it",
+    ),
+    Flag("num_draws", "integer", 50, "Maximum draws per run, evenly chosen.", lower_bound=1),
+    Flag("num_rows", "integer", 1000, "Maximum rows per foreign or shifted set.", lower_bound=2),
+    Flag("data_dir", "string", None, "Folder with data files.", "the one of each run"),
+    Flag("dir", "string", None, "Folder of the report.", "'uncertainty' in the first run's folder"),
 )
-flags.DEFINE_integer("num_draws", 50, "At most so many draws, evenly chosen.", lower_bound=1)
-flags.DEFINE_integer(
-    "num_rows", 1000, "At most so many rows of each foreign or shifted set.", lower_bound=2
-)
+GROUPS = {"Evaluation": FLAGS}
 
 
-def main() -> None:
-    """Evaluates every run and writes one report of all."""
-    run_folders.refuse_flags_of_runs(allowed=("dir", "data_dir"))
-    if not FLAGS.runs:
+def run(
+    runs: Sequence[str],
+    ood_sets: Sequence[str] | None,
+    num_draws: int,
+    num_rows: int,
+    data_dir: str | None,
+    directory: pathlib.Path | None,
+) -> None:
+    """Evaluates every run and writes one report of all.
+
+    Args:
+      runs: folders of finished runs on the same data.
+      ood_sets: names of foreign data sets; None for those that suit the data set of the runs.
+      num_draws: maximum draws per run.
+      num_rows: maximum rows of each foreign or shifted set.
+      data_dir: folder of data files; None for the one of each run.
+      directory: folder of the report; None for `uncertainty` in the folder of the first run.
+    """
+    if not runs:
         raise UserError("Give the folders of finished runs as --runs.")
-    runs = [run_folders.open_run(pathlib.Path(name).expanduser()) for name in FLAGS.runs]
-    for run in runs[1:]:
-        run_folders.refuse_other_data(run, runs[0])
-    directory = pathlib.Path(FLAGS.dir) if FLAGS.dir else runs[0].path / "uncertainty"
+    opened = [run_folders.open_run(pathlib.Path(name).expanduser()) for name in runs]
+    for other in opened[1:]:
+        run_folders.refuse_other_data(other, opened[0])
+    if run_folders.needs_float64(opened):
+        jax.config.update("jax_enable_x64", True)
     evaluations, notes = [], []
-    for run in run_folders.distinct_names(runs):
-        print(f"Evaluating {run.path} ...", flush=True)
-        evaluation, sentences = uncertainty.evaluate(
-            run, FLAGS.ood_sets, FLAGS.num_draws, FLAGS.num_rows
-        )
+    for one in run_folders.distinct_names(opened):
+        print(f"Evaluating {one.path} ...", flush=True)
+        evaluation, sentences = uncertainty.evaluate(one, ood_sets, num_draws, num_rows, data_dir)
         evaluations.append(evaluation)
         notes += [sentence for sentence in sentences if sentence not in notes]
-    uncertainty.write(directory, evaluations, notes)
+    uncertainty.write(directory or opened[0].path / "uncertainty", evaluations, notes)
+
+
+def run_settings(settings: Settings) -> None:
+    """Evaluates what the flags name."""
+    run(
+        settings.runs,
+        settings.ood_sets,
+        settings.num_draws,
+        settings.num_rows,
+        settings.data_dir,
+        pathlib.Path(settings.dir) if settings.dir else None,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the script."""
+    script_utils.run_script(run_settings, GROUPS, __doc__, arguments)
 
 
 if __name__ == "__main__":
-    script_utils.run_script(main)
+    main()

@@ -5,33 +5,38 @@ python make_posterior_surface_plot.py --checkpoint1=runs/hmc/x@0 --checkpoint2=r
 """
 
 import pathlib
+from collections.abc import Sequence
 
 import jax
 import numpy as np
-from absl import flags
 
 from haiku_posteriors.core import surface
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, devices, script_utils
+from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, devices, files, script_utils
+from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.plots.surface import draw_surfaces
-from haiku_posteriors.utils.report import run_folders
+from haiku_posteriors.utils.settings import Settings
 
-FLAGS = flags.FLAGS
-
-cmd_args_utils.define_common_flags()
-flags.adopt_module_key_flags(cmd_args_utils)
-flags.DEFINE_float("limit_bottom", -0.25, "Lower end of the picture.")
-flags.DEFINE_float("limit_left", -0.25, "Left end of the picture.")
-flags.DEFINE_float("limit_top", 1.25, "Upper end; the third checkpoint is at height 1.")
-flags.DEFINE_float("limit_right", 1.25, "Right end; the second checkpoint is at 1.")
-flags.DEFINE_integer("grid_size", 20, "Points in each direction.", lower_bound=2)
-for number, place in enumerate(("the origin", "the right, at (1, 0)", "the top"), start=1):
-    flags.DEFINE_string(
-        f"checkpoint{number}", None, f"Run folder or .safetensors file of the point at {place}."
-    )
-flags.DEFINE_bool("pdf", False, "Write a PDF beside the PNG.")
+FLAGS = (
+    Flag("limit_bottom", "float", -0.25, "Lower end of the picture."),
+    Flag("limit_left", "float", -0.25, "Left end of the picture."),
+    Flag("limit_top", "float", 1.25, "Upper end; the third checkpoint is at height 1."),
+    Flag("limit_right", "float", 1.25, "Right end; the second checkpoint is at 1."),
+    Flag("grid_size", "integer", 20, "Points in each direction.", lower_bound=2),
+    *(
+        Flag(
+            f"checkpoint{number}",
+            "string",
+            None,
+            f"Run folder or .safetensors file of the point at {place}.",
+        )
+        for number, place in enumerate(("the origin", "the right, at (1, 0)", "the top"), start=1)
+    ),
+    Flag("pdf", "bool", False, "Write a PDF beside the PNG."),
+)
+GROUPS = {**cmd_args_utils.PROBLEM, "Plane": FLAGS}
 
 POINTS_AT_ONCE = 10
 
@@ -49,8 +54,7 @@ def split_name(name: str | None) -> tuple[pathlib.Path, int | None]:
 def load_point(name: str, log_joint: LogJoint) -> Params:
     """The parameters that a flag names: the last draw of a chain."""
     path, chain = split_name(name)
-    template = jax.eval_shape(log_joint.init, jax.random.key(0))
-    params = checkpoint_utils.load_params(path, template)
+    params = checkpoint_utils.load_params(path, log_joint.shapes)
     found = jax.tree.leaves(params)[0].shape[0]
     if (chain or 0) >= found or (chain is None and found > 1):
         raise UserError(
@@ -59,25 +63,40 @@ def load_point(name: str, log_joint: LogJoint) -> Params:
     return jax.tree.map(lambda leaf: leaf[chain or 0], params)
 
 
-def main() -> None:
+def with_flags_of(folder: pathlib.Path, settings: Settings) -> Settings:
+    """The settings, with flags that were not given taken from a run's folder."""
+    if not (folder / "flags.json").is_file():
+        return settings
+    own = files.read_json(folder / "flags.json")
+    taken = {
+        name: own[name]
+        for name in settings.values
+        if name in own and name != "dir" and not settings.was_given(name)
+    }
+    sources = dict.fromkeys(taken, f"flags.json of {folder}")
+    return Settings({**settings.values, **taken}, {**settings.sources, **sources})
+
+
+def run(settings: Settings) -> None:
     """Evaluates the grid in one program, and leaves picture and numbers."""
-    names = [FLAGS.checkpoint1, FLAGS.checkpoint2, FLAGS.checkpoint3]
+    names = [settings.checkpoint1, settings.checkpoint2, settings.checkpoint3]
     folders = [split_name(name)[0] for name in names]
-    if (folders[0] / "flags.json").is_file():
-        run_folders.restore_flags(run_folders.read_flags(folders[0]), keep_given=True)
-        jax.config.update("jax_enable_x64", FLAGS.use_float64)
-    if FLAGS.limit_left >= FLAGS.limit_right or FLAGS.limit_bottom >= FLAGS.limit_top:
+    settings = with_flags_of(folders[0], settings)
+    jax.config.update("jax_enable_x64", settings.use_float64)
+    if settings.limit_left >= settings.limit_right or settings.limit_bottom >= settings.limit_top:
         raise UserError("limit_left must be below limit_right, and limit_bottom below limit_top.")
-    log_joint, dataset = script_utils.load_problem()
+    task = script_utils.load_task("surface", settings)
+    log_joint, dataset = task.log_joint, task.dataset
     plane = surface.make_plane(*(load_point(name, log_joint) for name in names))
-    first = np.linspace(FLAGS.limit_left, FLAGS.limit_right, FLAGS.grid_size)
-    second = np.linspace(FLAGS.limit_bottom, FLAGS.limit_top, FLAGS.grid_size)
+    first = np.linspace(settings.limit_left, settings.limit_right, settings.grid_size)
+    second = np.linspace(settings.limit_bottom, settings.limit_top, settings.grid_size)
     grid = np.stack(np.meshgrid(first, second), axis=-1)
-    mesh = devices.make_mesh(1)
-    data = devices.place_data(dataset.x_train, dataset.y_train, mesh, log_joint.num_microbatches)
+    data = devices.place_data(
+        dataset.x_train, dataset.y_train, devices.make_mesh(1), log_joint.num_microbatches
+    )
     log_prior, log_likelihood = (
         values.reshape(grid.shape[:2])
-        for values in surface.evaluate(
+        for values in surface.evaluate_on_plane(
             log_joint, data, plane, grid.reshape(-1, 2), at_once=POINTS_AT_ONCE
         )
     )
@@ -86,8 +105,8 @@ def main() -> None:
         "log-likelihood": log_likelihood,
         "log-prior": log_prior,
     }
-    directory = pathlib.Path(FLAGS.dir or "runs/surface_plots")
-    checkpoint_utils.write_arrays(
+    directory = pathlib.Path(settings.dir or "runs/surface_plots")
+    files.write_arrays(
         directory / "surface.npz",
         first=first,
         second=second,
@@ -95,12 +114,17 @@ def main() -> None:
         points=plane.points,
         **{name.replace("-", "_"): values for name, values in surfaces.items()},
     )
-    pictures = [directory / f"surface.{kind}" for kind in ("png", "pdf")[: 1 + FLAGS.pdf]]
+    pictures = [directory / f"surface.{kind}" for kind in ("png", "pdf")[: 1 + settings.pdf]]
     for path in pictures:
         draw_surfaces(path, surfaces, first, second, plane.points, plane.lengths)
     print(f"Points at {plane.points.round(3).tolist()}, in units of {plane.lengths.round(3)}.")
     print(f"Pictures: {', '.join(map(str, pictures))}; numbers: {directory / 'surface.npz'}")
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the script."""
+    script_utils.run_script(run, GROUPS, __doc__, arguments)
+
+
 if __name__ == "__main__":
-    script_utils.run_script(main)
+    main()

@@ -5,80 +5,92 @@ python run_hmc.py --dataset_name=yacht_0 --data_dir=path/to/data
 python run_hmc.py --init_checkpoint=runs/sgd/my_ensemble  one chain from each member
 """
 
-from absl import flags
+from collections.abc import Sequence
 
 from haiku_posteriors.core import hmc
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import cmd_args_utils, script_utils
+from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, script_utils
+from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.logging_utils import Ticker
 from haiku_posteriors.utils.report import chain_diagnostics
+from haiku_posteriors.utils.settings import Settings
 
-FLAGS = flags.FLAGS
-
-cmd_args_utils.define_common_flags()
-flags.adopt_module_key_flags(cmd_args_utils)
-flags.DEFINE_float("step_size", None, "Leapfrog step size; adapted in burn-in by default.")
-flags.DEFINE_float(
-    "trajectory_len", None, "Trajectory length; pi/2 prior standard deviations by default."
+FLAGS = (
+    Flag("step_size", "float", None, "Leapfrog step size.", "adapted in burn-in"),
+    Flag(
+        "trajectory_len",
+        "float",
+        None,
+        "Trajectory length.",
+        "pi/2 prior standard deviations",
+    ),
+    Flag("num_iterations", "integer", 500, "Transitions, burn-in included.", lower_bound=1),
+    Flag(
+        "num_burn_in_iterations",
+        "integer",
+        None,
+        "Transitions that are not kept.",
+        "100 or half of num_iterations; none with a given step_size",
+        lower_bound=0,
+    ),
+    Flag("max_num_leapfrog_steps", "integer", 10_000, "Maximum leapfrog steps per trajectory."),
+    Flag("no_mh", "bool", False, "Accept every proposal that does not diverge."),
+    Flag("num_chains", "integer", 4, "Chains, side by side.", lower_bound=1),
+    Flag("target_accept", "float", 0.8, "Acceptance that the adapted step size aims at."),
+    Flag("adapt_mass_matrix", "bool", False, "Adapt a diagonal mass matrix in burn-in."),
+    Flag("trajectory_jitter", "float", 0.0, "Trajectory lengths vary by up to this fraction."),
+    Flag("thinning", "integer", 1, "Keep every k-th draw.", lower_bound=1),
+    Flag("eval_freq", "integer", 50, "Iterations between evaluations.", lower_bound=1),
+    Flag("save_freq", "integer", 50, "Iterations between checkpoints.", lower_bound=1),
 )
-flags.DEFINE_integer("num_iterations", 500, "Transitions in all, burn-in included.", lower_bound=1)
-flags.DEFINE_integer(
-    "num_burn_in_iterations", None, "Transitions that are not kept.", lower_bound=0
-)
-flags.DEFINE_integer("max_num_leapfrog_steps", 10_000, "Longest trajectory, in leapfrog steps.")
-flags.DEFINE_bool("no_mh", False, "Accept every proposal that does not diverge.")
-flags.DEFINE_integer("num_chains", 4, "Chains, side by side.", lower_bound=1)
-flags.DEFINE_float("target_accept", 0.8, "Acceptance that the adapted step size aims at.")
-flags.DEFINE_bool("adapt_mass_matrix", False, "Adapt a diagonal mass matrix in burn-in.")
-flags.DEFINE_float("trajectory_jitter", 0.0, "Lengths vary by up to this fraction.")
-flags.DEFINE_integer("thinning", 1, "Keep every so many-th draw.", lower_bound=1)
-flags.DEFINE_integer("eval_freq", 50, "Iterations between evaluations.", lower_bound=1)
-flags.DEFINE_integer("save_freq", 50, "Iterations between checkpoints.", lower_bound=1)
+GROUPS = {**cmd_args_utils.PROBLEM, "HMC": FLAGS}
 
 
-def main() -> None:
+def run(settings: Settings) -> None:
     """Runs the chains, judges them, and leaves the run in its folder."""
-    # With a step size of the user's there is nothing to adapt: the anchor's default, none.
-    burn_in = 0 if FLAGS.step_size is not None else min(100, FLAGS.num_iterations // 2)
-    log_joint, dataset = script_utils.load_problem({"num_burn_in_iterations": burn_in})
-    if FLAGS.stochastic_params and FLAGS.init_checkpoint is None:
+    task = script_utils.load_task("hmc", settings)
+    settings, log_joint = task.settings, task.log_joint
+    if settings.stochastic_params and settings.init_checkpoint is None:
         raise UserError(
             "HMC keeps the parameters that stochastic_params does not name where they start: give "
             "an init_checkpoint with trained ones."
         )
-    burn_in = FLAGS.num_burn_in_iterations
+    burn_in, thinning = settings.num_burn_in_iterations, settings.thinning
     ticker = Ticker()
     method = hmc.hmc(
         log_joint,
-        step_size=FLAGS.step_size,
-        trajectory_length=FLAGS.trajectory_len,
+        step_size=settings.step_size,
+        trajectory_length=settings.trajectory_len,
         num_burn_in=burn_in,
-        target_accept=FLAGS.target_accept,
-        adapt_mass_matrix=FLAGS.adapt_mass_matrix,
-        trajectory_jitter=FLAGS.trajectory_jitter,
-        max_num_leapfrog_steps=FLAGS.max_num_leapfrog_steps,
-        metropolis=not FLAGS.no_mh,
+        target_accept=settings.target_accept,
+        adapt_mass_matrix=settings.adapt_mass_matrix,
+        trajectory_jitter=settings.trajectory_jitter,
+        max_num_leapfrog_steps=settings.max_num_leapfrog_steps,
+        metropolis=not settings.no_mh,
         progress=ticker,
     )
-    result, directory = script_utils.execute(
-        "hmc",
+    starts = checkpoint_utils.load_starts(
+        settings.init_checkpoint, log_joint.shapes, settings.num_chains
+    )
+    script_utils.execute(
+        task,
+        script_utils.open_folder(task),
         method,
-        log_joint,
-        dataset,
-        num_chains=FLAGS.num_chains,
-        initial_params=script_utils.initial_params(
-            log_joint, FLAGS.num_chains, FLAGS.init_checkpoint
-        ),
-        num_epochs=FLAGS.num_iterations,
-        eval_freq=FLAGS.eval_freq,
-        save_freq=FLAGS.save_freq,
-        collects=lambda done: done > burn_in and (done - burn_in) % FLAGS.thinning == 0,
+        num_chains=settings.num_chains,
+        num_steps=settings.num_iterations,
+        initial_params=starts,
+        collects=lambda done: done > burn_in and (done - burn_in) % thinning == 0,
         keep_history=True,
         ticker=ticker,
         unit="iteration",
+        judge=lambda directory, result: chain_diagnostics.report_hmc(directory, result, burn_in),
     )
-    chain_diagnostics.report_hmc(directory, result, burn_in)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the script."""
+    script_utils.run_script(run, GROUPS, __doc__, arguments)
 
 
 if __name__ == "__main__":
-    script_utils.run_script(main)
+    main()

@@ -1,105 +1,167 @@
-"""Implicit variational inference: a neural sampler of weights, with certified entropy bounds.
+"""Implicit variational inference: a neural sampler of weights, with bounds of its entropy.
 
 python run_implicit.py                                    embedded toy regression
 python run_implicit.py --refine_iterations=10             each draw moved by HMC
 python run_implicit.py --entropy=singular_value           the bound of arXiv 2310.06643
-python run_implicit.py --dataset_name=digits --generator=configs/matrix_20.yaml
+python run_implicit.py --dataset_name=digits --generator=configs/mnist_mlp.yaml
 """
 
 import functools
 import pathlib
+from collections.abc import Sequence
 
 import jax
 import optax
-from absl import flags
 
 from haiku_posteriors.core import sgd, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.implicit import generators, implicit_vi, mixtures
 from haiku_posteriors.core.implicit.generators import Generator
-from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import (
     checkpoint_utils,
     cmd_args_utils,
     devices,
+    files,
     optim_utils,
     script_utils,
 )
-from haiku_posteriors.utils.data_utils import Dataset
-from haiku_posteriors.utils.logging_utils import write_json
-from haiku_posteriors.utils.stages import generator_files, mixture, refine
+from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
+from haiku_posteriors.utils.script_utils import Task
+from haiku_posteriors.utils.settings import Settings
+from haiku_posteriors.utils.stages import generator_files, mixture, pretrain, refine
 
-FLAGS = flags.FLAGS
-
-GENERIC: cmd_args_utils.Settings = {
-    "optimizer": "Adam",
-    "init_step_size": 1e-3,
-    "pretrain_starts": 1,
+GENERATOR = (
+    Flag("generator", "string", "auto", "'auto', or a YAML file as in configs/."),
+    Flag(
+        "max_generator_parameters",
+        "integer",
+        None,
+        "Maximum parameters of --generator=auto.",
+        "by the network",
+    ),
+    Flag("noise_scale", "float", 1e-2, "Noise beside the generator; at the start if learned."),
+    Flag("learn_noise_scale", "bool", True, "Learn the noise scale of every weight."),
+)
+OBJECTIVE = (
+    Flag(
+        "entropy",
+        "enum",
+        None,
+        "Estimator of the entropy.",
+        "exact or, for large latents, lanczos",
+        choices=implicit_vi.ENTROPY_ESTIMATORS,
+    ),
+    Flag("entropy_steps", "integer", 20, "Steps of lanczos or singular_value.", lower_bound=1),
+    Flag("entropy_probes", "integer", 1, "Probes of lanczos for each draw.", lower_bound=1),
+    Flag("entropy_warm_start", "bool", False, "singular_value: start from the last vectors."),
+    Flag("num_samples", "integer", 8, "Draws of the latent per minibatch.", lower_bound=1),
+    Flag("entropy_weight", "float", 1.0, "Factor of the entropy; 1 for the ELBO."),
+    Flag("prior_weight", "float", 1.0, "Factor of the log-prior; 1 for the ELBO."),
+    Flag(
+        "annealing_epochs",
+        "float",
+        0.0,
+        "Epochs over which the likelihood's factor grows to 1.",
+        lower_bound=0,
+    ),
+    Flag("annealing_start", "float", 1e-3, "The likelihood's factor at first."),
+    Flag("clip_gradient", "float", 0.1, "Maximum norm of the gradient of ELBO / N; 0 for any."),
+)
+START = (
+    Flag(
+        "start",
+        "enum",
+        "network",
+        "Where the generator's draws begin.",
+        choices=implicit_vi.STARTS,
+    ),
+    Flag("init_spread", "float", 0.02, "Spread of the first draws, relative to the weights."),
+    Flag(
+        "pretrain_epochs",
+        "integer",
+        None,
+        "Epochs of MAP training before, unless a start is given.",
+        "num_epochs / 4",
+    ),
+    Flag(
+        "pretrain_starts",
+        "integer",
+        None,
+        "MAP solutions, of which the best starts a member.",
+        BY_DATA,
+        lower_bound=1,
+    ),
+    Flag("vi_checkpoint", "string", None, "Folder of a run_vi.py run to start from."),
+)
+DRAWS = (
+    Flag("num_draws", "integer", 100, "Draws per member to predict with.", lower_bound=1),
+    Flag("num_members", "integer", 1, "Generators, from different starts.", lower_bound=1),
+    Flag(
+        "member_weights",
+        "enum",
+        "even",
+        "How the members are mixed in the draws.",
+        choices=mixtures.WEIGHTS,
+    ),
+    Flag(
+        "num_elbo_draws",
+        "integer",
+        None,
+        "Draws for the final ELBO on all data; 0 for none.",
+        "200 for small networks, else 0",
+        lower_bound=0,
+    ),
+    Flag(
+        "refine_iterations",
+        "integer",
+        0,
+        "HMC transitions by which each draw is moved.",
+        lower_bound=0,
+    ),
+    Flag("refine_step_size", "float", None, "Leapfrog step of these.", "adapted"),
+    Flag("refine_trajectory_len", "float", None, "Trajectory length of these.", "as in run_hmc.py"),
+)
+GROUPS = {
+    **cmd_args_utils.PROBLEM,
+    "Training": cmd_args_utils.OPTIMIZER,
+    "Generator": GENERATOR,
+    "Objective": OBJECTIVE,
+    "Start": START,
+    "Draws": DRAWS,
 }
-SETTINGS: dict[str, cmd_args_utils.Settings] = {
-    "toy_regression": GENERIC
-    | {
-        "num_epochs": 10_000,
-        "pretrain_epochs": 3000,
-        "pretrain_starts": 20,
-        "init_step_size": 1e-2,
-        "eval_freq": 2000,
-        "save_freq": 5000,
-    },
-}
-
-cmd_args_utils.define_common_flags()
-cmd_args_utils.define_sgd_flags()
-flags.adopt_module_key_flags(cmd_args_utils)
-flags.DEFINE_string("generator", "auto", "'auto', or a YAML file as in configs/.")
-flags.DEFINE_integer("max_generator_parameters", None, "Size budget of --generator=auto.")
-flags.DEFINE_enum(
-    "entropy", None, implicit_vi.ESTIMATORS, "Estimator; exact or, for large latents, lanczos."
-)
-flags.DEFINE_integer("entropy_steps", 20, "Steps of lanczos or singular_value.", lower_bound=1)
-flags.DEFINE_integer("entropy_probes", 1, "Probes of lanczos for each draw.", lower_bound=1)
-flags.DEFINE_bool("entropy_warm_start", False, "singular_value: start from the last vectors.")
-flags.DEFINE_integer("num_samples", 8, "Draws of the latent a minibatch.", lower_bound=1)
-flags.DEFINE_float("noise_scale", 1e-2, "Noise beside the generator; at the start if learned.")
-flags.DEFINE_bool("learn_noise_scale", True, "Learn the noise scale of every weight.")
-flags.DEFINE_enum("start", "network", implicit_vi.STARTS, "Where the generator's draws begin.")
-flags.DEFINE_float("init_spread", 0.02, "Spread of the first draws, relative to the weights.")
-flags.DEFINE_integer(
-    "pretrain_epochs", None, "Epochs of MAP training before, unless a start is given."
-)
-flags.DEFINE_integer(
-    "pretrain_starts", None, "MAP solutions, of which the best starts a member.", lower_bound=1
-)
-flags.DEFINE_string("vi_checkpoint", None, "Folder of a run_vi.py run to start from.")
-flags.DEFINE_float("entropy_weight", 1.0, "Factor of the entropy; 1 for the ELBO.")
-flags.DEFINE_float("prior_weight", 1.0, "Factor of the log-prior; 1 for the ELBO.")
-flags.DEFINE_float(
-    "annealing_epochs", 0.0, "The likelihood's factor grows to 1 in so many epochs.", lower_bound=0
-)
-flags.DEFINE_float("annealing_start", 1e-3, "The likelihood's factor at first.")
-flags.DEFINE_float("clip_gradient", 0.1, "Largest norm of the gradient of ELBO / N; 0 for any.")
-flags.DEFINE_integer("num_draws", 100, "Draws a member to predict with.", lower_bound=1)
-flags.DEFINE_integer("num_members", 1, "Generators, from different starts.", lower_bound=1)
-flags.DEFINE_enum(
-    "member_weights", "even", mixtures.WEIGHTS, "How the members are mixed in the draws."
-)
-flags.DEFINE_integer(
-    "num_elbo_draws", None, "Draws for the final ELBO on all data; 0 for none.", lower_bound=0
-)
-flags.DEFINE_integer(
-    "refine_iterations", 0, "HMC transitions by which each draw is moved.", lower_bound=0
-)
-flags.DEFINE_float("refine_step_size", None, "Leapfrog step of these; adapted by default.")
-flags.DEFINE_float("refine_trajectory_len", None, "Trajectory length of these; as in run_hmc.py.")
 
 
-def make_generator(log_joint: LogJoint) -> Generator:
-    """The generator that the flags describe; says what it is."""
-    shapes = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
-    description = generator_files.describe(FLAGS.generator, shapes, FLAGS.max_generator_parameters)
+def run(settings: Settings) -> None:
+    """Fits the members and leaves the run in its folder."""
+    if settings.vi_checkpoint and (settings.init_checkpoint or settings.start == "prior"):
+        raise UserError("vi_checkpoint is a start of its own: neither init_checkpoint nor prior.")
+    task = script_utils.load_task("implicit", settings)
+    generator = make_generator(task)
+    task = task._replace(settings=complete(task.settings, generator))
+    settings = task.settings
+    method = make_method(task, generator)
+    directory = script_utils.open_folder(task)
+    script_utils.execute(
+        task,
+        directory,
+        method,
+        num_chains=settings.num_members,
+        num_steps=settings.num_epochs,
+        initial_params=find_starts(task, directory),
+        num_draws=settings.num_draws,
+        change_draws=functools.partial(final_draws, task, directory, generator, method),
+    )
+
+
+def make_generator(task: Task) -> Generator:
+    """The generator that the settings describe; says what it is."""
+    shapes = task.log_joint.random_shapes
+    description = generator_files.describe_generator(
+        task.settings.generator, shapes, task.settings.max_generator_parameters
+    )
     generator = generators.make_generator(description, shapes)
     print(
         f"Generator: {description}, {generators.num_parameters(generator, shapes):,} parameters "
@@ -108,145 +170,142 @@ def make_generator(log_joint: LogJoint) -> Generator:
     return generator
 
 
-def main() -> None:
-    """Fits the members and leaves the run in its folder."""
-    if FLAGS.vi_checkpoint and (FLAGS.init_checkpoint or FLAGS.start == "prior"):
-        raise UserError("vi_checkpoint is a start of its own: neither init_checkpoint nor prior.")
-    log_joint, dataset = script_utils.load_problem(SETTINGS.get(FLAGS.dataset_name, GENERIC))
-    generator = make_generator(log_joint)
-    if FLAGS.pretrain_epochs is None:
-        FLAGS["pretrain_epochs"].value = FLAGS.num_epochs // 4
-    if FLAGS.num_elbo_draws is None:
-        small = generator.num_weights <= generators.MLP_LIMIT
-        FLAGS["num_elbo_draws"].value = 200 if small else 0
-    if FLAGS.entropy is None:
-        FLAGS["entropy"].value = implicit_vi.default_estimator(generator)
-    if FLAGS.num_elbo_draws == 1:
+def complete(settings: Settings, generator: Generator) -> Settings:
+    """Fills in what depends on the generator, and refuses what contradicts itself."""
+    small = generator.num_weights <= generators.MLP_LIMIT
+    settings = settings.fill({"num_elbo_draws": 200 if small else 0}, "by the number of weights")
+    estimator = implicit_vi.default_estimator(generator)
+    settings = settings.fill({"entropy": estimator}, "by the latent size")
+    if settings.num_elbo_draws == 1:
         raise UserError("One draw gives no error of the ELBO: num_elbo_draws must be 0 or above 1.")
-    if FLAGS.member_weights == "elbo" and not FLAGS.num_elbo_draws:
+    if settings.member_weights == "elbo" and not settings.num_elbo_draws:
         raise UserError("Weights by ELBO need its value: give num_elbo_draws.")
-    epoch = num_minibatches(len(dataset.x_train), FLAGS.batch_size)
-    method = make_method(log_joint, generator, epoch)
-    script_utils.execute(
-        "implicit",
-        method,
-        log_joint,
-        dataset,
-        initial_params=initial_params(log_joint, dataset, epoch),
-        num_chains=FLAGS.num_members,
-        num_epochs=FLAGS.num_epochs,
-        eval_freq=FLAGS.eval_freq,
-        save_freq=FLAGS.save_freq,
-        num_draws=FLAGS.num_draws,
-        change_draws=functools.partial(final_draws, log_joint, dataset, generator, method),
-    )
+    return settings
 
 
-def make_method(log_joint: LogJoint, generator: Generator, epoch: int) -> Method:
-    """Implicit VI as the flags describe it, with so many minibatches an epoch."""
-    optimizer = make_optimizer(FLAGS.num_epochs * epoch)
-    if FLAGS.clip_gradient:
-        optimizer = optax.chain(optax.clip_by_global_norm(FLAGS.clip_gradient), optimizer)
-    mesh = devices.make_mesh(FLAGS.num_members)
-    return implicit_vi.implicit(
-        log_joint,
+def make_method(task: Task, generator: Generator) -> Method:
+    """Implicit VI as the settings describe it."""
+    settings = task.settings
+    optimizer = make_optimizer(task, settings.num_epochs)
+    if settings.clip_gradient:
+        optimizer = optax.chain(optax.clip_by_global_norm(settings.clip_gradient), optimizer)
+    batches = num_minibatches(len(task.dataset.x_train), settings.batch_size)
+    mesh = devices.make_mesh(settings.num_members)
+    return implicit_vi.implicit_vi(
+        task.log_joint,
         optimizer,
-        FLAGS.batch_size,
+        settings.batch_size,
         generator=generator,
-        estimator=make_estimator(),
-        num_samples=FLAGS.num_samples,
-        noise_scale=FLAGS.noise_scale,
-        learn_noise_scale=FLAGS.learn_noise_scale,
-        start=FLAGS.start,
-        init_spread=FLAGS.init_spread,
-        entropy_weight=FLAGS.entropy_weight,
-        prior_weight=FLAGS.prior_weight,
-        annealing_start=FLAGS.annealing_start,
-        annealing_steps=round(FLAGS.annealing_epochs * epoch),
-        place=devices.draw_placement(mesh, FLAGS.num_samples),
+        estimator=make_estimator(settings),
+        num_samples=settings.num_samples,
+        noise_scale=settings.noise_scale,
+        learn_noise_scale=settings.learn_noise_scale,
+        start=settings.start,
+        init_spread=settings.init_spread,
+        entropy_weight=settings.entropy_weight,
+        prior_weight=settings.prior_weight,
+        annealing_start=settings.annealing_start,
+        annealing_steps=round(settings.annealing_epochs * batches),
+        place=devices.draw_placement(mesh, settings.num_samples),
     )
 
 
-def make_optimizer(num_steps: int) -> optax.GradientTransformation:
-    """The optimizer of the flags, for so many minibatches."""
+def make_optimizer(task: Task, num_epochs: int) -> optax.GradientTransformation:
+    """The optimizer of the settings, for a number of epochs."""
+    settings = task.settings
+    batches = num_minibatches(len(task.dataset.x_train), settings.batch_size)
     return optim_utils.make_optimizer(
-        FLAGS.optimizer, FLAGS.init_step_size, max(num_steps, 1), FLAGS.momentum_decay
+        settings.optimizer,
+        settings.init_step_size,
+        max(num_epochs * batches, 1),
+        settings.momentum_decay,
     )
 
 
-def make_estimator() -> implicit_vi.Estimator:
+def make_estimator(settings: Settings) -> implicit_vi.Estimator:
     """The estimator of the entropy that training uses."""
     return implicit_vi.Estimator(
-        FLAGS.entropy, FLAGS.entropy_steps, FLAGS.entropy_probes, FLAGS.entropy_warm_start
+        settings.entropy,
+        settings.entropy_steps,
+        settings.entropy_probes,
+        settings.entropy_warm_start,
+    )
+
+
+def find_starts(task: Task, directory: pathlib.Path) -> Params | vi.VariationalParams | None:
+    """Where the members start: parameters, or the mean-field posterior of a run_vi.py run."""
+    settings, log_joint = task.settings, task.log_joint
+    members, starts = settings.num_members, settings.pretrain_starts
+    if settings.init_checkpoint:
+        return checkpoint_utils.load_starts(settings.init_checkpoint, log_joint.shapes, members)
+    if settings.vi_checkpoint:
+        template = jax.eval_shape(
+            jax.vmap(lambda key: vi.initial_variational(log_joint, log_joint.init(key))),
+            jax.random.split(jax.random.key(0), members),
+        )
+        path = pathlib.Path(settings.vi_checkpoint)
+        return checkpoint_utils.load_part(path, "variational", template)
+    resumed = any(directory.glob("checkpoints/*"))
+    if settings.start == "prior" or not settings.pretrain_epochs or resumed:
+        return None
+    print(
+        f"Pretraining: {members * starts} MAP solution(s), {settings.pretrain_epochs} epochs.",
+        flush=True,
+    )
+    optimizer = make_optimizer(task, settings.pretrain_epochs)
+    return pretrain.pretrain(
+        sgd.sgd(log_joint, optimizer, settings.batch_size),
+        log_joint,
+        task.dataset,
+        seed=settings.seed,
+        num_chains=members,
+        num_starts=starts,
+        num_epochs=settings.pretrain_epochs,
     )
 
 
 def final_draws(
-    log_joint: LogJoint,
-    dataset: Dataset,
+    task: Task,
+    directory: pathlib.Path,
     generator: Generator,
     method: Method,
     state: State,
     draws: Params,
 ) -> Params:
-    """The draws of the end: members' ELBOs told, members weighed, draws refined, by the flags."""
-    if FLAGS.num_elbo_draws:
+    """The draws of the end: members' ELBOs told, members weighed, draws refined."""
+    settings, log_joint, dataset = task.settings, task.log_joint, task.dataset
+    if settings.num_elbo_draws:
         # What training estimates by a bound may be affordable once, at the end.
         exact = generator.latent_size <= implicit_vi.EXACT_LIMIT
-        estimator = implicit_vi.Estimator("exact") if exact else make_estimator()
+        estimator = implicit_vi.Estimator("exact") if exact else make_estimator(settings)
         arguments = (log_joint, dataset, generator, estimator, state.sampler)
-        elbos, errors = mixture.member_elbos(*arguments, FLAGS.seed, FLAGS.num_elbo_draws)
-        weights = mixtures.weigh(FLAGS.member_weights, elbos)
-        print(mixture.describe(elbos, errors, weights))
+        elbos, errors = mixture.member_elbos(*arguments, settings.seed, settings.num_elbo_draws)
+        weights = mixtures.weigh(settings.member_weights, elbos)
+        print(mixture.describe_elbos(elbos, errors, weights))
         content = {"elbos": elbos, "errors": errors, "weights": weights}
-        path = pathlib.Path(FLAGS.dir) / "evidence.json"
-        write_json(path, {name: array.tolist() for name, array in content.items()})
-        if FLAGS.member_weights != "even":
-            draws = mixture.mixture_draws(method, state, weights, FLAGS.num_draws, FLAGS.seed)
-    if not FLAGS.refine_iterations:
+        files.write_json(
+            directory / "evidence.json",
+            {name: array.tolist() for name, array in content.items()},
+        )
+        if settings.member_weights != "even":
+            draws = mixture.mixture_draws(method, state, weights, settings.num_draws, settings.seed)
+    if not settings.refine_iterations:
         return draws
     return refine.refine(
         log_joint,
         dataset,
         draws,
-        seed=FLAGS.seed,
-        num_iterations=FLAGS.refine_iterations,
-        step_size=FLAGS.refine_step_size,
-        trajectory_len=FLAGS.refine_trajectory_len,
+        seed=settings.seed,
+        num_iterations=settings.refine_iterations,
+        step_size=settings.refine_step_size,
+        trajectory_len=settings.refine_trajectory_len,
     )
 
 
-def initial_params(
-    log_joint: LogJoint, dataset: Dataset, epoch: int
-) -> Params | vi.VariationalParams | None:
-    """Where the members start: parameters, or the mean-field posterior of a run_vi.py run."""
-    members = FLAGS.num_members
-    if FLAGS.init_checkpoint:
-        return script_utils.initial_params(log_joint, members, FLAGS.init_checkpoint)
-    if FLAGS.vi_checkpoint:
-        template = jax.eval_shape(
-            jax.vmap(lambda key: vi.initial_variational(log_joint, log_joint.init(key))),
-            jax.random.split(jax.random.key(0), members),
-        )
-        path = pathlib.Path(FLAGS.vi_checkpoint)
-        return checkpoint_utils.load_part(path, "variational", template)
-    resumed = FLAGS.dir and any(pathlib.Path(FLAGS.dir).glob("checkpoints/*"))
-    if FLAGS.start == "prior" or not FLAGS.pretrain_epochs or resumed:
-        return None
-    starts = FLAGS.pretrain_starts
-    print(
-        f"Pretraining: {members * starts} MAP solution(s), {FLAGS.pretrain_epochs} epochs.",
-        flush=True,
-    )
-    return script_utils.pretrain(
-        sgd.sgd(log_joint, make_optimizer(FLAGS.pretrain_epochs * epoch), FLAGS.batch_size),
-        log_joint,
-        dataset,
-        num_chains=members,
-        num_starts=starts,
-        num_epochs=FLAGS.pretrain_epochs,
-    )
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the script."""
+    script_utils.run_script(run, GROUPS, __doc__, arguments)
 
 
 if __name__ == "__main__":
-    script_utils.run_script(main)
+    main()

@@ -5,41 +5,46 @@ python run_sgd.py --num_members=10                     a deep ensemble, in one p
 python run_sgd.py --dataset_name=digits --model_name=mlp_classification
 """
 
-from absl import flags
+from collections.abc import Sequence
 
 from haiku_posteriors.core import sgd
 from haiku_posteriors.core.data import num_minibatches
-from haiku_posteriors.utils import cmd_args_utils, optim_utils, script_utils
+from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, optim_utils, script_utils
+from haiku_posteriors.utils.cmd_args_utils import Flag
+from haiku_posteriors.utils.settings import Settings
 
-FLAGS = flags.FLAGS
-
-cmd_args_utils.define_common_flags()
-cmd_args_utils.define_sgd_flags()
-flags.adopt_module_key_flags(cmd_args_utils)
-flags.DEFINE_integer("num_members", 1, "Members of the deep ensemble.", lower_bound=1)
+FLAGS = (Flag("num_members", "integer", 1, "Members of the deep ensemble.", lower_bound=1),)
+GROUPS = {**cmd_args_utils.PROBLEM, "Training": cmd_args_utils.OPTIMIZER, "Ensemble": FLAGS}
 
 
-def main() -> None:
+def run(settings: Settings) -> None:
     """Trains the members and leaves the run in its folder."""
-    log_joint, dataset = script_utils.load_problem()
-    steps = FLAGS.num_epochs * num_minibatches(len(dataset.x_train), FLAGS.batch_size)
+    task = script_utils.load_task("sgd", settings)
+    settings, log_joint = task.settings, task.log_joint
+    batches = num_minibatches(len(task.dataset.x_train), settings.batch_size)
     optimizer = optim_utils.make_optimizer(
-        FLAGS.optimizer, FLAGS.init_step_size, steps, FLAGS.momentum_decay
+        settings.optimizer,
+        settings.init_step_size,
+        settings.num_epochs * batches,
+        settings.momentum_decay,
+    )
+    starts = checkpoint_utils.load_starts(
+        settings.init_checkpoint, log_joint.shapes, settings.num_members
     )
     script_utils.execute(
-        "sgd",
-        sgd.sgd(log_joint, optimizer, FLAGS.batch_size),
-        log_joint,
-        dataset,
-        initial_params=script_utils.initial_params(
-            log_joint, FLAGS.num_members, FLAGS.init_checkpoint
-        ),
-        num_chains=FLAGS.num_members,
-        num_epochs=FLAGS.num_epochs,
-        eval_freq=FLAGS.eval_freq,
-        save_freq=FLAGS.save_freq,
+        task,
+        script_utils.open_folder(task),
+        sgd.sgd(log_joint, optimizer, settings.batch_size),
+        num_chains=settings.num_members,
+        num_steps=settings.num_epochs,
+        initial_params=starts,
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the script."""
+    script_utils.run_script(run, GROUPS, __doc__, arguments)
 
 
 if __name__ == "__main__":
-    script_utils.run_script(main)
+    main()

@@ -107,13 +107,13 @@ def step_times() -> None:
     rows = []
     for name, inputs, classes, num_rows, description, num_steps in CASES:
         log_joint, data = problem(name, inputs, classes, num_rows)
-        shapes = jax.eval_shape(log_joint.init, jax.random.key(0))
+        shapes = log_joint.shapes
         generator = generators.make_generator(description, shapes)
         small = generator.latent_size <= 128
         names = [*(["exact"] if small else []), "lanczos", "singular_value"]
         contenders, state = [], None
         for estimator in names:
-            method = implicit_vi.implicit(
+            method = implicit_vi.implicit_vi(
                 log_joint,
                 optax.sgd(1e-6),
                 num_rows,
@@ -122,7 +122,7 @@ def step_times() -> None:
                 num_samples=1,
             )
             state = method.init(jax.random.key(0), None)
-            contenders.append(partial(jax.jit(method.step), state, data, jax.random.key(1)))
+            contenders.append(partial(jax.jit(method.step), jax.random.key(1), state, data))
         assert state is not None
         contenders.append(ideal(log_joint, generator, state.sampler, data, num_steps))
         *found, best = medians(contenders)
@@ -178,7 +178,7 @@ def tightness() -> None:
 def wide_resnet() -> None:
     """WRN-16-4 with d = 9025: time of steps by estimator, and the process's peak memory."""
     log_joint, data = problem("wide_resnet_16_4", (32, 32, 3), 10, 64)
-    shapes = jax.eval_shape(log_joint.init, jax.random.key(0))
+    shapes = log_joint.shapes
     description = generators.Matrix((95, 95), ((95, 95), (95, 95)))
     generator = generators.make_generator(description, shapes)
     print(
@@ -186,7 +186,7 @@ def wide_resnet() -> None:
         f"{trees.size(shapes):,} weights, d = {generator.latent_size:,}, 64 rows a step."
     )
     for name in ("lanczos", "singular_value"):
-        method = implicit_vi.implicit(
+        method = implicit_vi.implicit_vi(
             log_joint,
             optax.adam(1e-4),
             64,
@@ -196,10 +196,10 @@ def wide_resnet() -> None:
             noise_scale=1e-2,
         )
         state = jax.jit(method.init)(jax.random.key(0), None)
-        step = jax.jit(method.step, donate_argnums=0)
+        step = jax.jit(method.step, donate_argnums=1)
         for number in range(4):
             started = time.perf_counter()
-            state, info = jax.block_until_ready(step(state, data, jax.random.key(number)))
+            state, info = jax.block_until_ready(step(jax.random.key(number), state, data))
             found = {key: float(value[0]) for key, value in info.items()}
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             print(

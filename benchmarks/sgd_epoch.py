@@ -65,7 +65,7 @@ def compare(name: str) -> list:
             if batch_size == data.num_rows:
                 return update(carry, (jax.numpy.arange(batch_size), data.weights))
             key = jax.random.fold_in(jax.random.key(0), number)
-            batches = minibatch_indices(data.num_rows, batch_size, key, data.weights.dtype)
+            batches = minibatch_indices(key, data.num_rows, batch_size, data.weights.dtype)
             return jax.lax.scan(update, carry, batches)
 
         return jax.lax.scan(epoch, (params, optimizer_state), jax.numpy.arange(epochs))

@@ -76,7 +76,7 @@ def bare_loop(log_joint: LogJoint, batch_size: int, epochs: int) -> Callable[...
 
         def epoch(params: Params, number: jax.Array) -> tuple[Params, None]:
             key = jax.random.fold_in(jax.random.key(0), number)
-            batches = minibatch_indices(data.num_rows, batch_size, key, data.weights.dtype)
+            batches = minibatch_indices(key, data.num_rows, batch_size, data.weights.dtype)
             return jax.lax.scan(step, params, batches)
 
         return jax.lax.scan(epoch, params, jnp.arange(epochs))[0]
@@ -88,7 +88,7 @@ def noise_loop(params: Params, steps: int) -> Callable[[], Params]:
     @jax.jit
     def run(params: Params) -> Params:
         def step(total: Params, number: jax.Array) -> tuple[Params, None]:
-            numbers = approximate_normals.normal_like(
+            numbers = approximate_normals.approximate_normal_like(
                 jax.random.fold_in(jax.random.key(0), number), total
             )
             return jax.tree.map(jnp.add, total, numbers), None

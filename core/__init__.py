@@ -15,7 +15,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "sgd": sgd.sgd,
     "hmc": hmc.hmc,
     "sgmcmc": sgmcmc.sgmcmc,
-    "implicit": implicit_vi.implicit,
+    "implicit": implicit_vi.implicit_vi,
     "mean_field_vi": vi.mean_field_vi,
     "mc_dropout": dropout.mc_dropout,
 }

@@ -29,7 +29,7 @@ _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _PARITY = np.uint32(0x1BD11BDA)
 
 
-def normal_like(rng_key: jax.Array, tree: Params) -> Params:
+def approximate_normal_like(rng_key: jax.Array, tree: Params) -> Params:
     """Independent values, standard normal in the sense above, in the shape of `tree`.
 
     Other types than float32 and other generators than JAX's default fall back on

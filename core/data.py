@@ -29,20 +29,34 @@ class Data:
 
 
 def make_data(inputs: np.ndarray, targets: np.ndarray, multiple_of: int = 1) -> Data:
-    """Host arrays as `Data`, padded with copies of the first row to a multiple of `multiple_of`.
-
-    Padding repeats a real row, and not zeros, so that no network can make a NaN of it.
-    """
+    """Host arrays as `Data`, padded with rows of weight 0 to a multiple of `multiple_of` rows."""
     num_rows = len(inputs)
     if num_rows == 0:
         raise UserError("The data have no rows.")
     if len(targets) != num_rows:
         raise UserError(f"There are {num_rows} rows of inputs but {len(targets)} of targets.")
-    index = np.zeros(-(-num_rows // multiple_of) * multiple_of, dtype=np.int64)
-    index[:num_rows] = np.arange(num_rows)
+    index, real = padded_index(num_rows, multiple_of)
     float_dtype = inputs.dtype if np.issubdtype(inputs.dtype, np.floating) else _default_float()
-    weights = (np.arange(len(index)) < num_rows).astype(float_dtype)
-    return Data(inputs[index], targets[index], weights, num_rows)  # type: ignore[arg-type]
+    return Data(inputs[index], targets[index], real.astype(float_dtype), num_rows)  # type: ignore[arg-type]
+
+
+def padded_index(num_rows: int, multiple_of: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row indices, padded to a multiple of `multiple_of`, and whether each is a row or padding.
+
+    Padding repeats the first row instead of zeros, so that no network turns it into a NaN.
+    """
+    position = np.arange(-(-num_rows // multiple_of) * multiple_of)
+    real = position < num_rows
+    return np.where(real, position, 0), real
+
+
+def pad(data: Data, multiple_of: int) -> Data:
+    """The data with rows of weight 0 added until their number is a multiple of `multiple_of`."""
+    rows = data.weights.shape[0]
+    if rows % multiple_of == 0:
+        return data
+    index, real = padded_index(rows, multiple_of)
+    return take(data, index, jnp.where(real, data.weights[index], 0.0))
 
 
 def num_minibatches(num_rows: int, batch_size: int) -> int:
@@ -56,7 +70,7 @@ def num_minibatches(num_rows: int, batch_size: int) -> int:
 
 
 def minibatch_indices(
-    num_rows: int, batch_size: int, rng_key: jax.Array, float_dtype: jnp.dtype
+    rng_key: jax.Array, num_rows: int, batch_size: int, float_dtype: jnp.dtype
 ) -> tuple[jax.Array, jax.Array]:
     """A random partition of the rows into minibatches whose sizes differ by one at most.
 
@@ -69,16 +83,13 @@ def minibatch_indices(
       the last column is a repeated row of weight 0 in the minibatches that are one row short.
     """
     batches = num_minibatches(num_rows, batch_size)
-    rows = -(-num_rows // batches)
-    position = jnp.arange(batches * rows).reshape(rows, batches).T
-    real = position < num_rows
+    index, real = (array.reshape(-1, batches).T for array in padded_index(num_rows, batches))
     order = jax.random.permutation(rng_key, num_rows)
-    indices = order[jnp.where(real, position, 0)]
     sizes = real.sum(axis=1, keepdims=True).astype(float_dtype)
-    return indices, jnp.where(real, num_rows / sizes, jnp.zeros((), float_dtype))
+    return order[index], jnp.where(real, num_rows / sizes, jnp.zeros((), float_dtype))
 
 
-def take(data: Data, indices: jax.Array, weights: jax.Array) -> Data:
+def take(data: Data, indices: jax.Array | np.ndarray, weights: jax.Array) -> Data:
     """The minibatch of the given rows."""
     return Data(data.inputs[indices], data.targets[indices], weights, data.num_rows)
 

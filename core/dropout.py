@@ -54,9 +54,10 @@ def dropped_modules(log_joint: LogJoint, drop_inputs: bool = False) -> tuple[str
     calls = noisy_layers.record_calls(log_joint.init, jax.random.key(0))
     modules = list(dict.fromkeys(call.module for call in calls))
     grouped = {call.module for call in calls if call.grouped}
-    random = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
     with_weights = {
-        name.rpartition("/")[0] for name in trees.named_leaves(random) if _is_weight(name)
+        trees.module_name(name)
+        for name in trees.named_leaves(log_joint.random_shapes)
+        if _is_weight(name)
     }
     kept = modules if drop_inputs else modules[1:]
     return tuple(name for name in kept if name in with_weights and name not in grouped)
@@ -99,7 +100,7 @@ def mc_dropout(
         return trees.map_with_name(
             lambda name, leaf: (
                 mask(name, leaf)
-                if _is_weight(name) and name.rpartition("/")[0] in modules
+                if _is_weight(name) and trees.module_name(name) in modules
                 else leaf
             ),
             params,
@@ -114,7 +115,7 @@ def mc_dropout(
         params = log_joint.init(rng_key) if params is None else params
         return DropoutState(params, optimizer.init(params))
 
-    def update(state: DropoutState, batch: Data, rng_key: jax.Array) -> tuple[DropoutState, Info]:
+    def update(rng_key: jax.Array, state: DropoutState, batch: Data) -> tuple[DropoutState, Info]:
         calls = noisy_layers.calls_with_rows(log_joint.network, state.params, batch.inputs)
         by_row = {
             name: all(rows_first for call, rows_first in calls if call.module == name)
@@ -124,7 +125,7 @@ def mc_dropout(
 
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
             log_likelihood = noisy_layers.noisy_log_likelihood(
-                log_joint, network, {"params": params}, batch, rng_key
+                rng_key, log_joint, network, {"params": params}, batch
             )
             log_joint_value = log_likelihood + expected_log_prior(params)
             return -log_joint_value / log_joint.temperature, log_likelihood
@@ -137,23 +138,23 @@ def mc_dropout(
         }
         return DropoutState(*new), info
 
-    def step(state: DropoutState, data: Data, rng_key: jax.Array) -> tuple[DropoutState, Info]:
-        return minibatch_epoch(update, state, data, rng_key, batch_size)
+    def step(rng_key: jax.Array, state: DropoutState, data: Data) -> tuple[DropoutState, Info]:
+        return minibatch_epoch(rng_key, update, state, data, batch_size)
 
-    def draw_one(params: Params, rng_key: jax.Array) -> Params:
+    def sample_one(rng_key: jax.Array, params: Params) -> Params:
         def mask(name: str, leaf: jax.Array) -> jax.Array:
-            key = jax.random.fold_in(rng_key, modules.index(name.rpartition("/")[0]))
+            key = jax.random.fold_in(rng_key, modules.index(trees.module_name(name)))
             # The input channels are the second axis from the end, in Linear and Conv alike.
             keep = jax.random.bernoulli(key, keep_rate, (leaf.shape[-2], 1))
             return jnp.where(keep, leaf / keep_rate, jnp.zeros((), leaf.dtype))
 
         return masked(params, mask)
 
-    def draw(state: DropoutState, rng_key: jax.Array, num_draws: int) -> Params:
+    def sample(rng_key: jax.Array, state: DropoutState, num_draws: int) -> Params:
         keys = jax.random.split(rng_key, num_draws)
-        return jax.vmap(lambda key: draw_one(state.params, key))(keys)
+        return jax.vmap(lambda key: sample_one(key, state.params))(keys)
 
-    return Method(init, step, draw)
+    return Method(init, step, sample)
 
 
 def dropout_network(
@@ -177,7 +178,7 @@ def dropout_network(
     """
     modules = tuple(by_row)
 
-    def apply(bundle: dict[str, Params], inputs: jax.Array, rng_key: jax.Array) -> jax.Array:
+    def apply(rng_key: jax.Array, bundle: dict[str, Params], inputs: jax.Array) -> jax.Array:
         def intercept(module: hk.Module, layer: Layer, x: jax.Array) -> jax.Array:
             if module.module_name not in modules:
                 return layer(x)

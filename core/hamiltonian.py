@@ -21,10 +21,10 @@ PROGRESS_INTERVAL = 1000  # leapfrog steps between two calls of `progress`
 
 
 def transition(
+    rng_key: jax.Array,
     log_joint: LogJoint,
     params: Params,
     data: Data,
-    rng_key: jax.Array,
     *,
     step_size: jax.Array,
     inverse_mass: Params,
@@ -36,10 +36,10 @@ def transition(
     """One HMC transition, which leaves p_T(w | D) invariant; L + 1 gradients and three values.
 
     Args:
+      rng_key: of this transition alone.
       log_joint: the target.
       params: the position.
       data: the whole data set.
-      rng_key: of this transition alone.
       step_size: scalar.
       inverse_mass: in the structure of the random parameters; leaves are broadcast to theirs.
       num_steps: L, an integer scalar.

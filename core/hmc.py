@@ -12,7 +12,6 @@ the variances along the chain; both are frozen afterwards. Draws of burn-in have
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 
 from haiku_posteriors.core import adaptation, likelihoods, trees
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.errors import UserError, check_positive
 from haiku_posteriors.core.hamiltonian import Progress, transition
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, repeat
@@ -93,10 +92,10 @@ def hmc(
         inside a trajectory; once for all vmapped chains.
 
     Returns:
-      The method; it starts at `overdispersed_init` unless given parameters. `info` holds scalars:
+      The method; it starts at `overdispersed_params` unless given parameters. `info` holds scalars:
       those of `transition`, step_size and num_leapfrog_steps.
     """
-    shapes = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
+    shapes = log_joint.random_shapes
     prior_std = trees.map_with_name(
         lambda name, _: math.sqrt(log_joint.temperature) * log_joint.prior.scale(name), shapes
     )
@@ -105,9 +104,7 @@ def hmc(
     positive = {"trajectory_length": length, "max_num_leapfrog_steps": max_num_leapfrog_steps}
     if step_size is not None:
         positive["step_size"] = step_size
-    for name, value in positive.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise UserError(f"{name} must be positive and finite, not {value}.")
+    check_positive(**positive)
     if not 0 < target_accept < 1:
         raise UserError(f"target_accept must lie between 0 and 1, not {target_accept}.")
     if not 0 <= trajectory_jitter < 1:
@@ -130,7 +127,7 @@ def hmc(
     first_quarter, last_quarter = num_burn_in // 4, num_burn_in - num_burn_in // 4
 
     def init(rng_key: jax.Array, params: Params | None) -> HMCState:
-        params = overdispersed_init(log_joint)(rng_key) if params is None else params
+        params = overdispersed_params(rng_key, log_joint) if params is None else params
         random, _ = log_joint.partition(params)
         size = jnp.array(length if step_size is None else step_size, _dtype(random))
         inverse_mass = jax.tree.map(
@@ -150,7 +147,7 @@ def hmc(
             adaptation.Moments(jnp.zeros_like(size), zeros, zeros) if adapt_mass_matrix else None,
         )
 
-    def number_of_steps(state: HMCState, rng_key: jax.Array) -> jax.Array:
+    def number_of_steps(rng_key: jax.Array, state: HMCState) -> jax.Array:
         size = state.step_size
         jitter = trajectory_jitter * jax.random.uniform(rng_key, (), size.dtype, -1.0, 1.0)
         limit = jnp.array(float(max_num_leapfrog_steps), size.dtype)
@@ -182,16 +179,16 @@ def hmc(
         adapted = HMCState(state.params, done, size, inverse_mass, dual, moments)
         return trees.select(done <= num_burn_in, adapted, state._replace(iteration=done))
 
-    def step(state: HMCState, data: Data, rng_key: jax.Array) -> tuple[HMCState, Info]:
+    def step(rng_key: jax.Array, state: HMCState, data: Data) -> tuple[HMCState, Info]:
         transition_key, jitter_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
 
         def attempt(size: jax.Array) -> tuple[Params, Info]:
-            num_steps = number_of_steps(state._replace(step_size=size), jitter_key)
+            num_steps = number_of_steps(jitter_key, state._replace(step_size=size))
             params, info = transition(
+                transition_key,
                 log_joint,
                 state.params,
                 data,
-                transition_key,
                 step_size=size,
                 inverse_mass=state.inverse_mass,
                 num_steps=num_steps,
@@ -223,11 +220,11 @@ def hmc(
         moved = state._replace(params=params, step_size=info["step_size"])
         return adapt(moved, info["acceptance_probability"]), info
 
-    return Method(init, step, lambda state, rng_key, num_draws: repeat(state.params, num_draws))
+    return Method(init, step, lambda rng_key, state, num_draws: repeat(state.params, num_draws))
 
 
-def overdispersed_init(log_joint: LogJoint) -> Callable[[jax.Array], Params]:
-    """Starts for chains: random parameters from the prior, the rest from the network's own init.
+def overdispersed_params(rng_key: jax.Array, log_joint: LogJoint) -> Params:
+    """The start of a chain: random parameters from the prior, the rest from the network's own init.
 
     The prior is wider than the posterior, so chains that agree have forgotten their starts.
     Values are clipped at three standard deviations: with heavy tails, single weights would start
@@ -239,15 +236,12 @@ def overdispersed_init(log_joint: LogJoint) -> Callable[[jax.Array], Params]:
         limit = 3 * log_joint.prior.scale(name)
         return jnp.clip(leaf, -limit, limit)
 
-    def init(rng_key: jax.Array) -> Params:
-        params = log_joint.init(jax.random.fold_in(rng_key, 0))
-        random, point_estimates = log_joint.partition(params)
-        random = dict(random)
-        own = {key: random.pop(key) for key in list(random) if key == likelihoods.PARAMETER_GROUP}
-        draw = log_joint.prior.sample(jax.random.fold_in(rng_key, 1), random)
-        return trees.merge(trees.map_with_name(clip, draw) | own, point_estimates)
-
-    return init
+    params = log_joint.init(jax.random.fold_in(rng_key, 0))
+    random, point_estimates = log_joint.partition(params)
+    random = dict(random)
+    own = {key: random.pop(key) for key in list(random) if key == likelihoods.PARAMETER_GROUP}
+    draw = log_joint.prior.sample(jax.random.fold_in(rng_key, 1), random)
+    return trees.merge(trees.map_with_name(clip, draw) | own, point_estimates)
 
 
 def _dtype(tree: Params) -> jnp.dtype:

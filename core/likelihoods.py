@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.errors import check_positive
 from haiku_posteriors.core.trees import Params
 
 NAMES = ("categorical", "bernoulli", "gaussian", "heteroscedastic_gaussian")
@@ -91,8 +91,7 @@ def gaussian(noise_std: float = 1.0, num_targets: int = 1, learn_noise: bool = F
     With `learn_noise`, log_noise_std is a parameter with the prior
     N(log noise_std, LOG_NOISE_PRIOR_STD^2), so that the posterior stays proper.
     """
-    if not (noise_std > 0 and math.isfinite(noise_std)):
-        raise UserError(f"noise_std must be positive and finite, not {noise_std}.")
+    check_positive(noise_std=noise_std)
 
     def std(params: Params) -> jax.Array:
         return jnp.exp(params["log_noise_std"]) if learn_noise else jnp.array(noise_std)

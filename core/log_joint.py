@@ -7,7 +7,7 @@ minibatch it is an unbiased estimate of it. Methods get this object and nothing 
 """
 
 import dataclasses
-import math
+import functools
 import re
 from collections.abc import Callable
 
@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from haiku_posteriors.core import likelihoods, trees
-from haiku_posteriors.core.data import Data, take
-from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.data import Data, pad
+from haiku_posteriors.core.errors import UserError, check_positive
 from haiku_posteriors.core.likelihoods import Likelihood
 from haiku_posteriors.core.networks import convolutions
 from haiku_posteriors.core.priors import Prior
@@ -52,6 +52,16 @@ class LogJoint:
     temperature: float = 1.0
     num_microbatches: int = 1
     stochastic_params: str = ""
+
+    @functools.cached_property
+    def shapes(self) -> Params:
+        """Shapes and dtypes of the parameters, a pytree of `jax.ShapeDtypeStruct`."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    @property
+    def random_shapes(self) -> Params:
+        """Those of the random parameters, with `None` for the point estimates."""
+        return self.partition(self.shapes)[0]
 
     def __call__(self, params: Params, data: Data) -> jax.Array:
         """log p_T(w, D), a scalar."""
@@ -163,8 +173,7 @@ def make_log_joint(
     Returns:
       The log-joint.
     """
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise UserError(f"temperature must be positive and finite, not {temperature}.")
+    check_positive(temperature=temperature)
     if num_microbatches < 1:
         raise UserError(f"num_microbatches must be at least 1, not {num_microbatches}.")
     example = jnp.asarray(example_inputs[:1])
@@ -175,7 +184,7 @@ def make_log_joint(
             "The network keeps non-trainable state "
             f"({', '.join(trees.named_leaves(state))}), e.g. batch statistics, with which the "
             "likelihood of a datum depends on its batch and there is no posterior; use a "
-            "normalisation without state such as hk.LayerNorm or utils.models.FilterResponseNorm."
+            "normalisation without state such as hk.LayerNorm or filter response normalisation."
         )
     if likelihoods.PARAMETER_GROUP in shapes:
         raise UserError(f"No module may be named '{likelihoods.PARAMETER_GROUP}'; it is taken.")
@@ -190,17 +199,17 @@ def make_log_joint(
         with convolutions.fast_gradients():
             return transformed.apply(params, state, None, inputs)[0]
 
-    all_shapes = jax.eval_shape(init, jax.random.key(0))
-    outputs = jax.eval_shape(apply, all_shapes, example)
+    log_joint = LogJoint(
+        init, apply, prior, likelihood, temperature, num_microbatches, stochastic_params
+    )
+    outputs = jax.eval_shape(apply, log_joint.shapes, example)
     if outputs.shape != (1, likelihood.num_outputs):
         raise UserError(
             f"The likelihood needs network outputs of shape (rows, {likelihood.num_outputs}), "
             f"but this network gives (rows{''.join(f', {n}' for n in outputs.shape[1:])})."
         )
-    _check_pattern(stochastic_params, all_shapes)
-    return LogJoint(
-        init, apply, prior, likelihood, temperature, num_microbatches, stochastic_params
-    )
+    _check_pattern(stochastic_params, log_joint.shapes)
+    return log_joint
 
 
 def _check_pattern(pattern: str, shapes: Params) -> None:
@@ -226,18 +235,12 @@ def _accumulate(
     forward and one backward pass per piece and no activation outlives its piece. (Reverse-mode
     differentiation only, and once.)
     """
-    rows = data.weights.shape[0]
-    rows_each = -(-rows // pieces)
+    data = pad(data, pieces)  # `make_data` pads the full data beforehand; this is for minibatches
 
     def split(leaf: jax.Array) -> jax.Array:
         # Strided, not blocked: the leading axis may be spread over devices, and so each device
         # holds an equal part of every piece.
-        return leaf.reshape(rows_each, pieces, *leaf.shape[1:]).swapaxes(0, 1)
-
-    if rows % pieces:  # `make_data` pads the full data beforehand; this is for minibatches
-        position = jnp.arange(rows_each * pieces)
-        index = jnp.where(position < rows, position, 0)
-        data = take(data, index, jnp.where(position < rows, data.weights[index], 0.0))
+        return leaf.reshape(-1, pieces, *leaf.shape[1:]).swapaxes(0, 1)
 
     @jax.custom_vjp
     def total(params: Params, batches: Data) -> jax.Array:

@@ -22,46 +22,46 @@ class Method(NamedTuple):
     Attributes:
       init: (rng_key, params or None) -> state, started at the given parameters, or where the
         method itself would start.
-      step: (state, data, rng_key) -> (state, info). One pass over the data, or one transition.
+      step: (rng_key, state, data) -> (state, info). One pass over the data, or one transition.
         `info["log_joint"]` holds the (estimated) log-joint after or along the step; where it is
         not finite, the loop stops and keeps the state before.
-      draw: (state, rng_key, num_draws) -> params, stacked along a leading axis: draws from the
+      sample: (rng_key, state, num_draws) -> params, stacked along a leading axis: draws from the
         current approximation of the posterior. A sampler returns its current position.
     """
 
     init: Callable[[jax.Array, Params | None], State]
-    step: Callable[[State, Data, jax.Array], tuple[State, Info]]
-    draw: Callable[[State, jax.Array, int], Params]
+    step: Callable[[jax.Array, State, Data], tuple[State, Info]]
+    sample: Callable[[jax.Array, State, int], Params]
 
 
 def minibatch_epoch(
-    update: Callable[[State, Data, jax.Array], tuple[State, Info]],
+    rng_key: jax.Array,
+    update: Callable[[jax.Array, State, Data], tuple[State, Info]],
     state: State,
     data: Data,
-    rng_key: jax.Array,
     batch_size: int,
 ) -> tuple[State, Info]:
     """One pass over the data in minibatches of `core.data.minibatch_indices`, as one scan.
 
     Args:
-      update: (state, minibatch, rng_key) -> (state, info), the update of one minibatch.
+      rng_key: the key of this epoch; shuffling and updates use keys derived from it.
+      update: (rng_key, state, minibatch) -> (state, info), the update of one minibatch.
       state: passed from update to update.
       data: the whole data set, on the device.
-      rng_key: the key of this epoch; shuffling and updates use keys derived from it.
-      batch_size: at most so many rows a minibatch.
+      batch_size: maximum rows per minibatch.
 
     Returns:
       The last state and each update's info, stacked.
     """
     shuffle_key, update_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
     if num_minibatches(data.num_rows, batch_size) == 1:  # nothing to shuffle or to copy
-        state, info = update(state, data, jax.random.fold_in(update_key, 0))
+        state, info = update(jax.random.fold_in(update_key, 0), state, data)
         return state, jax.tree.map(lambda leaf: leaf[None], info)
-    indices, weights = minibatch_indices(data.num_rows, batch_size, shuffle_key, data.weights.dtype)
+    indices, weights = minibatch_indices(shuffle_key, data.num_rows, batch_size, data.weights.dtype)
 
     def body(state: State, batch: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[State, Info]:
         number, rows, row_weights = batch
-        return update(state, take(data, rows, row_weights), jax.random.fold_in(update_key, number))
+        return update(jax.random.fold_in(update_key, number), state, take(data, rows, row_weights))
 
     return jax.lax.scan(body, state, (jnp.arange(len(indices)), indices, weights))
 

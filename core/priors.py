@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from haiku_posteriors.core import trees
-from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.core.errors import UserError, check_positive, unknown_name
 from haiku_posteriors.core.trees import Params
 
 
@@ -67,9 +67,8 @@ def scale_mixture(weight: float = 0.5, ratio: float = 10.0) -> Family:
     ratio = 1e5 with a prior variance of (1e-6 + 1e4) / 2, i.e. weight_decay = 2e-4.
     """
     if not 0 < weight < 1:
-        raise UserError(f"prior_mixture_weight must lie between 0 and 1, not {weight}.")
-    if ratio <= 0:
-        raise UserError(f"prior_mixture_ratio must be positive, not {ratio}.")
+        raise UserError(f"The weight of a scale mixture must lie between 0 and 1, not {weight}.")
+    check_positive(ratio=ratio)
     narrow = 1.0 / math.sqrt(weight + (1 - weight) * ratio**2)
     wide = ratio * narrow
 
@@ -115,7 +114,7 @@ def student_t(degrees_of_freedom: float = 5.0) -> Family:
     """Student's t with nu > 2 degrees of freedom, scaled by sqrt((nu - 2) / nu) to variance 1."""
     nu = degrees_of_freedom
     if nu <= 2:
-        raise UserError(f"prior_degrees_of_freedom must exceed 2 for a finite variance, not {nu}.")
+        raise UserError(f"degrees_of_freedom must exceed 2 for a finite variance, not {nu}.")
     scale = math.sqrt((nu - 2) / nu)
     constant = (
         math.lgamma((nu + 1) / 2)
@@ -159,8 +158,7 @@ def make_prior(
     if family not in FAMILIES:
         raise unknown_name("prior family", family, FAMILIES)
     for precision in (weight_decay, *(precision for _, precision in groups)):
-        if not (precision > 0 and math.isfinite(precision)):
-            raise UserError(f"weight_decay must be positive and finite, not {precision}.")
+        check_positive(weight_decay=precision)
     density, draw = FAMILIES[family](**family_arguments)
     patterns = []
     for pattern, precision in groups:

@@ -47,12 +47,12 @@ def sgd(
         params = log_joint.init(rng_key) if params is None else params
         return SGDState(params, optimizer.init(params))
 
-    def update(state: SGDState, batch: Data, rng_key: jax.Array) -> tuple[SGDState, Info]:
+    def update(rng_key: jax.Array, state: SGDState, batch: Data) -> tuple[SGDState, Info]:
         loss, gradient = jax.value_and_grad(lambda params: -log_joint(params, batch))(state.params)
         new = optimize(optimizer, gradient, state.optimizer_state, state.params)
         return SGDState(*new), {"log_joint": -loss}
 
-    def step(state: SGDState, data: Data, rng_key: jax.Array) -> tuple[SGDState, Info]:
-        return minibatch_epoch(update, state, data, rng_key, batch_size)
+    def step(rng_key: jax.Array, state: SGDState, data: Data) -> tuple[SGDState, Info]:
+        return minibatch_epoch(rng_key, update, state, data, batch_size)
 
-    return Method(init, step, lambda state, rng_key, num_draws: repeat(state.params, num_draws))
+    return Method(init, step, lambda rng_key, state, num_draws: repeat(state.params, num_draws))

@@ -26,7 +26,7 @@ import optax
 
 from haiku_posteriors.core import approximate_normals, trees
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.errors import UserError, check_positive
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, repeat
 from haiku_posteriors.core.trees import Params
@@ -192,8 +192,8 @@ def _langevin(
     integrate: Callable[..., tuple[Params, Params]],
 ) -> optax.GradientTransformationExtraArgs:
     """`integrate` maps trees: velocity, steps, gradient, M^-1/2, noise -> moves, velocity."""
-    if not callable(step_size) and not (step_size > 0 and math.isfinite(step_size)):
-        raise UserError(f"The step size must be positive and finite, not {step_size}.")
+    if not callable(step_size):
+        check_positive(step_size=step_size)
     schedule = step_size if callable(step_size) else lambda count: step_size
     mass = _NO_PRECONDITIONER if preconditioner is None else preconditioner
 
@@ -211,7 +211,9 @@ def _langevin(
     ) -> tuple[Params, SamplerState]:
         step = schedule(state.num_steps)
         steps = jax.tree.map(lambda leaf: jnp.asarray(step, leaf.dtype), updates)
-        xi = approximate_normals.normal_like(rng_key, updates if random is None else random)
+        xi = approximate_normals.approximate_normal_like(
+            rng_key, updates if random is None else random
+        )
         xi = trees.merge(xi, optax.tree.zeros_like(updates))
         scales = mass.scale(state.preconditioner_state, updates)
         moves, velocity = integrate(state.velocity, steps, updates, scales, xi)
@@ -284,7 +286,7 @@ def sgmcmc(
         params = log_joint.init(rng_key) if params is None else params
         return SGMCMCState(params, sampler.init(params))
 
-    def update(state: SGMCMCState, batch: Data, rng_key: jax.Array) -> tuple[SGMCMCState, Info]:
+    def update(rng_key: jax.Array, state: SGMCMCState, batch: Data) -> tuple[SGMCMCState, Info]:
         loss, gradient = jax.value_and_grad(lambda params: -log_joint(params, batch))(state.params)
         random, _ = log_joint.partition(state.params)
         moves, sampler_state = sampler.update(
@@ -293,7 +295,7 @@ def sgmcmc(
         params = optax.apply_updates(state.params, moves)
         return SGMCMCState(params, sampler_state), {"log_joint": -loss}
 
-    def step(state: SGMCMCState, data: Data, rng_key: jax.Array) -> tuple[SGMCMCState, Info]:
-        return minibatch_epoch(update, state, data, rng_key, batch_size)
+    def step(rng_key: jax.Array, state: SGMCMCState, data: Data) -> tuple[SGMCMCState, Info]:
+        return minibatch_epoch(rng_key, update, state, data, batch_size)
 
-    return Method(init, step, lambda state, rng_key, num_draws: repeat(state.params, num_draws))
+    return Method(init, step, lambda rng_key, state, num_draws: repeat(state.params, num_draws))

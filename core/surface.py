@@ -67,7 +67,7 @@ def make_plane(first: Params, second: Params, third: Params) -> Plane:
     return Plane(first, _like(first, a), _like(first, b), np.array([length, height]), points)
 
 
-def evaluate(
+def evaluate_on_plane(
     log_joint: LogJoint, data: Data, plane: Plane, coordinates: np.ndarray, at_once: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tempered log-prior and log-likelihood at (points, 2) coordinates, each (points,).

@@ -16,6 +16,11 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
 
 
+def module_name(name: str) -> str:
+    """The module of a leaf: its name up to the last slash."""
+    return name.rpartition("/")[0]
+
+
 def map_with_name(function: Callable[..., Any], tree: Params, *rest: Params) -> Params:
     """`jax.tree.map` whose function gets the leaf's name first."""
     return jax.tree_util.tree_map_with_path(

@@ -25,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data, num_minibatches
-from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.core.errors import UserError, check_positive, unknown_name
 from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize
@@ -87,7 +87,7 @@ class VIState(NamedTuple):
     optimizer_state: optax.OptState
 
 
-class Terms(NamedTuple):
+class MeanFieldTerms(NamedTuple):
     """Estimates of the ELBO's terms, scalars, tempered.
 
     Attributes:
@@ -113,13 +113,13 @@ def initial_variational(
     raw_scale = jax.tree.map(lambda leaf: jnp.full_like(leaf, raw), mean)
     log_prior_scale = {}
     for name, leaf in trees.named_leaves(mean).items():
-        if learn_prior_scale is not None and _module(name) != PARAMETER_GROUP:
-            group = {"one": "*", "module": _module(name), "leaf": name}[learn_prior_scale]
+        if learn_prior_scale is not None and trees.module_name(name) != PARAMETER_GROUP:
+            group = {"one": "*", "module": trees.module_name(name), "leaf": name}[learn_prior_scale]
             log_prior_scale[group] = jnp.zeros((), leaf.dtype)
     return VariationalParams(mean, raw_scale, point, log_prior_scale)
 
 
-def draw_params(variational: VariationalParams, rng_key: jax.Array) -> Params:
+def sample_params(rng_key: jax.Array, variational: VariationalParams) -> Params:
     """One draw of all parameters: w = mu + sigma e, and the point estimates as they are."""
     # One draw for all leaves together: a generator a leaf takes long to compile in deep networks.
     flat, unravel = ravel_pytree(variational.mean)
@@ -134,21 +134,21 @@ def draw_params(variational: VariationalParams, rng_key: jax.Array) -> Params:
 
 
 def evidence_terms(
+    rng_key: jax.Array,
     log_joint: LogJoint,
     variational: VariationalParams,
     data: Data,
-    rng_key: jax.Array,
     estimator: str = "reparameterization",
     kl: str = "reverse",
     num_samples: int = 1,
-) -> Terms:
+) -> MeanFieldTerms:
     """Unbiased, differentiable estimates of the ELBO's terms (see `noisy_layers` on `local`).
 
     Args:
+      rng_key: of all noise.
       log_joint: of the model.
       variational: where to evaluate.
       data: all data or a minibatch, with its weights.
-      rng_key: of all noise.
       estimator: one of ESTIMATORS.
       kl: one of KL_DIRECTIONS.
       num_samples: draws of q to average.
@@ -159,9 +159,9 @@ def evidence_terms(
     mean, scale = variational.mean, jax.tree.map(jax.nn.softplus, variational.raw_scale)
 
     def sample(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        drawn = draw_params(variational, jax.random.fold_in(key, 0))
+        drawn = sample_params(jax.random.fold_in(key, 0), variational)
         log_likelihood = noisy_layers.sampled_log_likelihood(
-            log_joint, mean, scale, drawn, data, jax.random.fold_in(key, 1), estimator
+            jax.random.fold_in(key, 1), log_joint, mean, scale, drawn, data, estimator
         )
         return log_likelihood, _expected_log_prior(log_joint, variational, scale, drawn)
 
@@ -171,8 +171,8 @@ def evidence_terms(
     if kl == "reverse":
         divergence = -log_prior - _entropy(scale)
     else:
-        divergence = _forward_divergence(log_joint, variational, scale, prior_key)
-    return Terms(log_likelihood, log_prior, divergence)
+        divergence = _forward_divergence(prior_key, log_joint, variational, scale)
+    return MeanFieldTerms(log_likelihood, log_prior, divergence)
 
 
 def mean_field_vi(
@@ -219,8 +219,7 @@ def mean_field_vi(
     ):
         if name not in known:
             raise unknown_name(kind, str(name), map(str, known))
-    if not (sigma_init > 0 and math.isfinite(sigma_init)):
-        raise UserError(f"sigma_init must be positive and finite, not {sigma_init}.")
+    check_positive(sigma_init=sigma_init)
     if num_samples < 1:
         raise UserError(f"num_samples must be at least 1, not {num_samples}.")
     if kl == "forward" and (log_joint.temperature != 1 or learn_prior_scale is not None):
@@ -233,16 +232,16 @@ def mean_field_vi(
         variational = initial_variational(log_joint, params, sigma_init, learn_prior_scale)
         return VIState(variational, jnp.zeros((), jnp.int32), optimizer.init(variational))
 
-    def update(state: VIState, batch: Data, rng_key: jax.Array) -> tuple[VIState, Info]:
+    def update(rng_key: jax.Array, state: VIState, batch: Data) -> tuple[VIState, Info]:
         batches = num_minibatches(batch.num_rows, batch_size)
         number = state.num_steps % batches + 1
         factor = jnp.asarray(weigh(number, batches, trees.size(state.variational.mean)))
         if kl_warmup_steps:
             factor = factor * jnp.minimum((state.num_steps + 1) / kl_warmup_steps, 1.0)
 
-        def loss(variational: VariationalParams) -> tuple[jax.Array, Terms]:
+        def loss(variational: VariationalParams) -> tuple[jax.Array, MeanFieldTerms]:
             terms = evidence_terms(
-                log_joint, variational, batch, rng_key, estimator, kl, num_samples
+                rng_key, log_joint, variational, batch, estimator, kl, num_samples
             )
             weighted = factor.astype(terms.divergence.dtype) * terms.divergence
             return weighted - terms.expected_log_likelihood, terms
@@ -261,19 +260,14 @@ def mean_field_vi(
             info[f"prior_scale/{group}"] = jnp.exp(value)
         return VIState(variational, optax.safe_increment(state.num_steps), optimizer_state), info
 
-    def step(state: VIState, data: Data, rng_key: jax.Array) -> tuple[VIState, Info]:
-        return minibatch_epoch(update, state, data, rng_key, batch_size)
+    def step(rng_key: jax.Array, state: VIState, data: Data) -> tuple[VIState, Info]:
+        return minibatch_epoch(rng_key, update, state, data, batch_size)
 
-    def draw(state: VIState, rng_key: jax.Array, num_draws: int) -> Params:
+    def sample(rng_key: jax.Array, state: VIState, num_draws: int) -> Params:
         keys = jax.random.split(rng_key, num_draws)
-        return jax.vmap(lambda key: draw_params(state.variational, key))(keys)
+        return jax.vmap(lambda key: sample_params(key, state.variational))(keys)
 
-    return Method(init, step, draw)
-
-
-def _module(name: str) -> str:
-    """The module of a leaf: its name up to the last slash."""
-    return name.rpartition("/")[0]
+    return Method(init, step, sample)
 
 
 def _entropy(scale: Params) -> jax.Array:
@@ -293,9 +287,9 @@ def _expected_log_prior(
     factors = variational.log_prior_scale
 
     def log_factor(name: str) -> jax.Array | float:
-        if _module(name) == PARAMETER_GROUP:
+        if trees.module_name(name) == PARAMETER_GROUP:
             return 0.0
-        return next((factors[g] for g in (name, _module(name), "*") if g in factors), 0.0)
+        return next((factors[g] for g in (name, trees.module_name(name), "*") if g in factors), 0.0)
 
     def divided(tree: Params) -> Params:
         return trees.map_with_name(lambda name, leaf: leaf * jnp.exp(-log_factor(name)), tree)
@@ -306,7 +300,7 @@ def _expected_log_prior(
 
 
 def _forward_divergence(
-    log_joint: LogJoint, variational: VariationalParams, scale: Params, rng_key: jax.Array
+    rng_key: jax.Array, log_joint: LogJoint, variational: VariationalParams, scale: Params
 ) -> jax.Array:
     """KL(p || q) = sum_i [ log sigma_i + log(2 pi) / 2 + (s_i^2 + mu_i^2) / 2 sigma_i^2 ] - H[p].
 
@@ -327,7 +321,7 @@ def _forward_divergence(
         at = prior.sample(jax.random.fold_in(rng_key, 0), mean)
     divergence = trees.total(trees.map_with_name(cross_entropy, mean, std)) + prior.log_density(at)
     if jax.tree.leaves(own_mean):
-        drawn = draw_params(variational, jax.random.fold_in(rng_key, 1))[PARAMETER_GROUP]
+        drawn = sample_params(jax.random.fold_in(rng_key, 1), variational)[PARAMETER_GROUP]
         divergence -= log_joint.likelihood.log_prior(drawn) + _entropy(own_std)
     return divergence
 

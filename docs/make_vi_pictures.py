@@ -25,15 +25,15 @@ from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
 from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import checkpoint_utils, data_utils, ensemble_utils, models, optim_utils
 from haiku_posteriors.utils.logging_utils import read_rows
-from haiku_posteriors.utils.plots import plot_utils
+from haiku_posteriors.utils.plots import predictive, style
 
 PICTURES = pathlib.Path("docs/pictures")
 COLOURS = (
-    plot_utils.BLUE,
-    plot_utils.VERMILLION,
-    plot_utils.ORANGE,
-    plot_utils.SKY_BLUE,
-    plot_utils.BLACK,
+    style.BLUE,
+    style.VERMILLION,
+    style.ORANGE,
+    style.SKY_BLUE,
+    style.BLACK,
 )
 SERIES = {
     "point": "point estimate, known noise",
@@ -73,12 +73,12 @@ def series(runs: pathlib.Path, path: pathlib.Path) -> None:
     panels = {}
     for name, title in SERIES.items():
         log_joint = problem(json.loads((runs / name / "flags.json").read_text()))
-        template = jax.eval_shape(log_joint.init, jax.random.key(0))
+        template = log_joint.shapes
         draws = checkpoint_utils.load_draws(runs / name / "draws", template)
         predict = ensemble_utils.make_predictor(log_joint, DATASET)
         panels[title] = predict(jax.device_put(draws), jax.device_put(points)).flat().outputs
     targets = ensemble_utils.targets_in_original_units(DATASET.y_train, DATASET)
-    plot_utils.predictive_panel(
+    predictive.predictive_panel(
         path, panels, grid, DATASET.x_train, targets, lambda x: 10 * np.sin(2 * np.pi * x)
     )
     shrink(path)
@@ -109,7 +109,7 @@ def gradient_variances(runs: pathlib.Path, path: pathlib.Path) -> None:
                 jax.grad(
                     lambda v: (
                         vi.evidence_terms(
-                            log_joint, v, batch, key, estimator
+                            key, log_joint, v, batch, estimator
                         ).expected_log_likelihood
                     )
                 )(variational)
@@ -126,7 +126,7 @@ def gradient_variances(runs: pathlib.Path, path: pathlib.Path) -> None:
         if epoch in CHECKPOINTS:
             for name, values in found.items():
                 values.append(float(measure(state.variational, name)))
-        state, _ = step(state, data, jax.random.fold_in(jax.random.key(3), epoch))
+        state, _ = step(jax.random.fold_in(jax.random.key(3), epoch), state, data)
     for name, values in found.items():
         ratios = np.array(found["reparameterization"]) / values
         print(name, [f"{v:.3g}" for v in values], [f"{r:.2f}" for r in ratios])

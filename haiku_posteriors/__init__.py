@@ -7,6 +7,8 @@ the package itself costs nothing and starts nothing: no JAX, no files, no device
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from haiku_posteriors.version import __version__
+
 if TYPE_CHECKING:
     from haiku_posteriors.core import METHODS, likelihoods
     from haiku_posteriors.core.data import Data, make_data
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from haiku_posteriors.utils.data_utils import from_arrays
     from haiku_posteriors.utils.data_utils import load as load_dataset
     from haiku_posteriors.utils.train_utils import Run, RunResult
-
-__version__ = "0.2.0"
 
 __all__ = [
     "METHODS",

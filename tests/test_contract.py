@@ -52,7 +52,7 @@ class Compiled:
             self.states.append(state)
 
     def draws(self):
-        return self.program.draw(self.states[-1], DRAW, 3, DRAWS)
+        return self.program.sample(self.states[-1], DRAW, 3, DRAWS)
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -75,7 +75,7 @@ def test_shapes_and_dtypes_are_stable(one_device):
 
 def test_draws_are_parameters_with_chain_and_draw_axes(one_device, log_joint):
     _, compiled = one_device
-    params = jax.eval_shape(log_joint.init, jax.random.key(0))
+    params = log_joint.shapes
     expected = {
         name: ((CHAINS, DRAWS, *shape), dtype) for name, (shape, dtype) in signature(params).items()
     }
@@ -124,7 +124,7 @@ def test_starts_at_given_parameters(one_device, log_joint):
     _, compiled = one_device
     given = jax.vmap(log_joint.init)(jax.random.split(jax.random.key(9), CHAINS))
     given = jax.tree.map(lambda leaf: leaf + 5.0, given)
-    draws = compiled.program.draw(compiled.program.init(given), DRAW, 0, DRAWS)
+    draws = compiled.program.sample(compiled.program.init(given), DRAW, 0, DRAWS)
     for draw, start in zip(jax.tree.leaves(draws), jax.tree.leaves(given), strict=True):
         assert np.abs(np.asarray(draw).mean() - np.asarray(start).mean()) < 3.0
 

@@ -36,12 +36,13 @@ class Program(NamedTuple):
     Attributes:
       init: (params (chains, ...) or None) -> state.
       run: (state, data, first, last) -> (state, info of the last epoch, whether all is finite).
-      draw: (state, purpose, epoch, num_draws) -> params (chains, num_draws, ...).
+      sample: (state, purpose, step, num_draws, block or None) -> params (chains, num_draws, ...);
+        the number of a block where draws are too large to be sampled at once.
     """
 
     init: jax.stages.Wrapped
     run: jax.stages.Wrapped
-    draw: jax.stages.Wrapped
+    sample: jax.stages.Wrapped
 
 
 def compile_method(
@@ -68,7 +69,7 @@ def compile_method(
     ) -> tuple[State, Info, jax.Array]:
         def run_chain(state: State, chain: jax.Array) -> tuple[State, Info, jax.Array]:
             def step(state: State, epoch: jax.Array) -> tuple[State, Info]:
-                return method.step(state, data, chain_key(seed, step_purpose, epoch, chain))
+                return method.step(chain_key(seed, step_purpose, epoch, chain), state, data)
 
             def body(epoch: jax.Array, carry: tuple[State, Info, jax.Array]) -> tuple:
                 state, _, total = carry
@@ -84,19 +85,25 @@ def compile_method(
         state, info, total = over_chains(run_chain, state)
         return state, info, trees.all_finite((state, total))
 
-    def draw(state: State, purpose: int, epoch: jax.Array, num_draws: int) -> Params:
-        return over_chains(
-            lambda state, chain: method.draw(
-                state, chain_key(seed, purpose, epoch, chain), num_draws
-            ),
-            state,
-        )
+    def sample(
+        state: State,
+        purpose: int,
+        step: jax.Array,
+        num_draws: int,
+        block: jax.Array | None = None,
+    ) -> Params:
+        def sample_chain(state: State, chain: jax.Array) -> Params:
+            key = chain_key(seed, purpose, step, chain)
+            key = key if block is None else jax.random.fold_in(key, block)
+            return method.sample(key, state, num_draws)
+
+        return over_chains(sample_chain, state)
 
     return Program(
         jax.jit(init, out_shardings=chains),
         # Pinned, or the compiler may place the outputs otherwise and the next call recompiles.
         jax.jit(run, out_shardings=(chains, whole, whole)),
-        jax.jit(draw, static_argnums=(1, 3), out_shardings=chains),
+        jax.jit(sample, static_argnums=(1, 3), out_shardings=chains),
     )
 
 

@@ -5,8 +5,6 @@ before it as it was. Arrays are stored by their path in the pytree, e.g. `params
 """
 
 import hashlib
-import io
-import os
 import pathlib
 import re
 from collections.abc import Mapping
@@ -20,6 +18,8 @@ import safetensors.numpy
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils.files import write_atomically
+from haiku_posteriors.version import __version__
 
 FORMAT = "haiku-posteriors 1"
 CHECKPOINTS_KEPT = 3  # the newest, and two to fall back on if it is damaged
@@ -29,32 +29,15 @@ class DamagedFileError(UserError):
     """A file that is not what was once written."""
 
 
-def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file so that its name always stands for complete content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_arrays(path: pathlib.Path, **arrays: np.ndarray) -> None:
-    """Writes an .npz file, atomically."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_atomically(path, buffer.getvalue())
-
-
 def save_tree(path: pathlib.Path, tree: Params, metadata: Mapping[str, str] | None = None) -> None:
     """Saves a pytree of arrays."""
     tensors = {name: np.ascontiguousarray(leaf) for name, leaf in trees.named_leaves(tree).items()}
-    header = {**(metadata or {}), "format": FORMAT, "sha256": _checksum(tensors)}
+    header = {
+        **(metadata or {}),
+        "format": FORMAT,
+        "version": __version__,
+        "sha256": _checksum(tensors),
+    }
     write_atomically(path, safetensors.numpy.save(tensors, header))
 
 
@@ -111,26 +94,36 @@ def load_newest_checkpoint(
     return None
 
 
-def save_draws(directory: pathlib.Path, last_epoch: int, draws: Params) -> None:
+def save_draws(directory: pathlib.Path, last_epoch: int, draws: Params) -> pathlib.Path:
     """Saves draws with leading axes (chain, draw), all taken up to `last_epoch`."""
-    save_tree(directory / f"epoch_{last_epoch:08d}.safetensors", draws)
+    path = directory / f"epoch_{last_epoch:08d}.safetensors"
+    part = 0
+    while path.exists():  # draws of one epoch may come in several parts
+        part += 1
+        path = directory / f"epoch_{last_epoch:08d}_{part:04d}.safetensors"
+    save_tree(path, draws)
+    return path
 
 
-def load_draws(directory: pathlib.Path, template: Params | None = None) -> Params | None:
-    """All draws of a run, (chain, draw, ...), in the order they were taken; None if there are none.
+def draw_files(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The files of a run's draws, in the order they were taken."""
+    return sorted(directory.glob("*.safetensors"))
 
-    Without a template the result is a flat dict by parameter name.
+
+def load_draws(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
+    """All draws of a run by parameter name, (chain, draw, ...); None if there are none.
+
+    For small networks: all of them are in memory. `utils.draws.DrawStore` reads them in pieces.
     """
-    files = [load_tensors(path)[0] for path in sorted(directory.glob("*.safetensors"))]
+    files = [load_tensors(path)[0] for path in draw_files(directory)]
     if not files:
         return None
-    joined = {name: np.concatenate([f[name] for f in files], axis=1) for name in files[0]}
-    return joined if template is None else trees.from_named_leaves(template, joined)
+    return {name: np.concatenate([f[name] for f in files], axis=1) for name in files[0]}
 
 
 def drop_draws_after(directory: pathlib.Path, epoch: int) -> None:
     """Removes draws taken after a checkpoint: the resumed run takes them again."""
-    for path in directory.glob("*.safetensors"):
+    for path in draw_files(directory):
         if _epoch(path) > epoch:
             path.unlink()
 
@@ -146,7 +139,7 @@ def load_params(path: pathlib.Path, template: Params) -> Params:
       The parameters of the last draw of each chain, (chains, ...).
     """
     if path.is_dir():
-        candidates = sorted(path.glob("draws/*.safetensors")) or _checkpoints(path / "checkpoints")
+        candidates = draw_files(path / "draws") or _checkpoints(path / "checkpoints")
         if not candidates:
             raise UserError(f"{path} holds neither draws nor checkpoints.")
         path = candidates[-1] if candidates[-1].parent.name == "draws" else candidates[0]
@@ -162,6 +155,20 @@ def load_params(path: pathlib.Path, template: Params) -> Params:
         lambda leaf: jax.ShapeDtypeStruct((chains, *leaf.shape), leaf.dtype), template
     )
     return _fit(path, stacked, with_chains)
+
+
+def load_starts(path: str | None, template: Params, num_chains: int) -> Params | None:
+    """Parameters for each chain to start from, (num_chains, ...); None when there is no path.
+
+    A file with one set of parameters starts every chain; otherwise there must be one per chain.
+    """
+    if path is None:
+        return None
+    params = load_params(pathlib.Path(path), template)
+    found = jax.tree.leaves(params)[0].shape[0]
+    if found not in (1, num_chains):
+        raise UserError(f"{path} holds {found} sets of parameters, for {num_chains} chains.")
+    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_chains, *leaf.shape[1:])), params)
 
 
 def load_part(directory: pathlib.Path, part: str, template: Params) -> Params:
@@ -204,7 +211,7 @@ def _checkpoints(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _epoch(path: pathlib.Path) -> int:
-    match = re.fullmatch(r"epoch_(\d+)\.safetensors", path.name)
+    match = re.fullmatch(r"epoch_(\d+)(?:_\d+)?\.safetensors", path.name)
     if match is None:
         raise UserError(f"{path} is not a file of this program; move it away.")
     return int(match.group(1))

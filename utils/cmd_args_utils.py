@@ -1,146 +1,232 @@
-"""Command-line flags, and what they are when they are not given.
+"""Command-line flags, declared as plain records in groups and parsed by absl.
 
-A flag that is not given takes a value that suits the data set: the settings of the HMC anchor
-(arXiv 2104.14421) for the data sets it used, our own for the embedded ones.
+`parse` turns arguments into `Settings`; no code below the scripts sees a flag.
 """
 
-import re
 import sys
-from collections.abc import Mapping
-from typing import Any
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from absl import flags
+from tabulate import tabulate
 
+from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.likelihoods import NAMES as LIKELIHOODS
 from haiku_posteriors.core.priors import FAMILIES
 from haiku_posteriors.utils.optim_utils import OPTIMIZERS
-
-Settings = dict[str, Any]
-
-# The anchor's defaults, for every data set without settings of its own below.
-ANCHOR: Settings = {
-    "weight_decay": 15.0,
-    "optimizer": "SGD",
-    "init_step_size": 1e-6,
-    "momentum_decay": 0.9,
-    "num_epochs": 300,
-    "batch_size": 80,
-    "eval_freq": 10,
-    "save_freq": 50,
-}
-ANCHOR_SETS = ("cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "imdb")
-# UCI regression, for which the anchor published no settings: SGD as there, our own numbers.
-UCI: Settings = ANCHOR | {
-    "weight_decay": 1.0,
-    "init_step_size": 1e-5,
-    "num_epochs": 1000,
-    "eval_freq": 100,
-    "save_freq": 500,
-}
-# A user's own data: Adam does not mind the scale of the summed gradient.
-GENERIC: Settings = ANCHOR | {
-    "weight_decay": 1.0,
-    "optimizer": "Adam",
-    "init_step_size": 1e-3,
-    "num_epochs": 200,
-    "eval_freq": 20,
-    "save_freq": 100,
-}
-FULL_BATCH: Settings = GENERIC | {
-    "init_step_size": 1e-2,
-    "num_epochs": 6000,
-    "batch_size": 1000,
-    "eval_freq": 1000,
-    "save_freq": 2000,
-}
-EMBEDDED: Mapping[str, Settings] = {
-    # Prior standard deviation 1.5 and noise 0.3: the posterior that the documentation studies.
-    "toy_regression": FULL_BATCH | {"weight_decay": 1 / 1.5**2, "noise_std": 0.3},
-    "sine_regression": FULL_BATCH,
-    "two_moons": FULL_BATCH | {"num_epochs": 1000, "eval_freq": 200},
-}
+from haiku_posteriors.utils.settings import FIXED, GIVEN, Settings
 
 
-def data_settings(dataset_name: str) -> Settings:
-    """What flags default to on a data set."""
-    if dataset_name in ANCHOR_SETS:
-        return ANCHOR
-    if re.fullmatch(r"\w+_\d+", dataset_name):
-        return UCI
-    return EMBEDDED.get(dataset_name, GENERIC)
+class Flag(NamedTuple):
+    """A flag.
+
+    Attributes:
+      name: without dashes.
+      kind: "float", "integer", "bool", "string", "enum", "list", "strings" (may be given several
+        times), or "alias" of the flag that `default` names.
+      default: None if it depends on other things.
+      help: a sentence.
+      by_default: what happens if it is not given, for flags whose default is None.
+      choices: of an enum.
+      lower_bound: of a number.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    help: str
+    by_default: str = ""
+    choices: Sequence[str] = ()
+    lower_bound: int | None = None
 
 
-def define_common_flags() -> None:
-    """Flags of every script: the problem, where it runs and where its results go."""
-    flags.DEFINE_integer("seed", 0, "Random seed; the whole run follows from it.")
-    flags.DEFINE_string("dir", None, "Folder of the run; a fresh one under runs/ by default.")
-    flags.DEFINE_string(
+Groups = Mapping[str, Sequence[Flag]]  # by title, in the order of --help
+
+BY_DATA = "by data set, see --show_settings"
+DATA = (
+    Flag(
         "dataset_name",
+        "string",
         "toy_regression",
         "Data set: embedded (toy_regression, digits, ...), an image or text set, UCI as "
-        "<name>_<seed>, or a path to an .npz file with x_train, y_train, x_test, y_test.",
-    )
-    flags.DEFINE_string("data_dir", None, "Folder with raw or prepared data files.")
-    flags.DEFINE_integer("subset_train_to", None, "Train on the first so many rows only.")
-    flags.DEFINE_enum("task", None, ["classification", "regression"], "Overrides the data's task.")
-    flags.DEFINE_bool("standardize", True, "Scale inputs and regression targets to unit variance.")
-    flags.DEFINE_string(
-        "model_name",
+        "<name>_<split>, or a path to an .npz file with x_train, y_train, x_test, y_test.",
+    ),
+    Flag("data_dir", "string", None, "Folder with raw or prepared data files."),
+    Flag("subset_train_to", "integer", None, "Number of training rows to use.", "all"),
+    Flag(
+        "task",
+        "enum",
         None,
-        "Network: a built-in name, or package.module:function for a Haiku function of your own. "
-        "Chosen from the data by default.",
-    )
-    flags.DEFINE_float("weight_decay", None, "Prior precision: prior variance = 1 / weight_decay.")
-    flags.DEFINE_enum("prior_family", "gaussian", list(FAMILIES), "Family of the prior.")
-    flags.DEFINE_multi_string(
+        "Overrides the data's task.",
+        "by the type of the targets",
+        choices=("classification", "regression"),
+    ),
+    Flag("standardize", "bool", True, "Scale inputs and regression targets to unit variance."),
+)
+MODEL = (
+    Flag(
+        "model_name",
+        "string",
+        None,
+        "Network: a built-in name, or package.module:function for a Haiku function of your own.",
+        "chosen from the data",
+    ),
+    Flag("weight_decay", "float", None, "Prior precision, 1 / prior variance.", BY_DATA),
+    Flag("prior_family", "enum", "gaussian", "Family of the prior.", choices=tuple(FAMILIES)),
+    Flag(
         "prior_group",
+        "strings",
         [],
         "REGEX=WEIGHT_DECAY for parameters whose names match; may be given several times.",
+    ),
+    Flag("prior_mixture_weight", "float", 0.5, "scale_mixture: weight of the narrow part."),
+    Flag("prior_mixture_ratio", "float", 10.0, "scale_mixture: wide std over narrow std."),
+    Flag("prior_degrees_of_freedom", "float", 5.0, "student_t: degrees of freedom."),
+    Flag(
+        "likelihood",
+        "enum",
+        None,
+        "Observation model.",
+        "by task and network",
+        choices=tuple(LIKELIHOODS),
+    ),
+    Flag("noise_std", "float", None, "Gaussian noise, in the units the network sees.", "learned"),
+    Flag(
+        "learn_noise",
+        "bool",
+        None,
+        "Make the noise a parameter.",
+        "unless noise_std is given",
+    ),
+    Flag("stochastic_params", "string", "", "Regular expression: the random parameters; '': all."),
+    Flag("temperature", "float", 1.0, "Posterior temperature; divides the whole log-joint."),
+)
+RUN = (
+    Flag("seed", "integer", 0, "Random seed; the whole run follows from it."),
+    Flag("dir", "string", None, "Folder of the run.", "a new one under runs/"),
+    Flag(
+        "init_checkpoint",
+        "string",
+        None,
+        "Run folder or .safetensors file with parameters to start from.",
+    ),
+    Flag("num_microbatches", "integer", 1, "Pieces of a full-batch pass, to save memory."),
+    Flag("use_float64", "bool", False, "Compute in float64."),
+    Flag("tabulate_freq", "integer", 40, "Rows between two headers of the table."),
+)
+MINIBATCHES = (
+    Flag(
+        "init_step_size",
+        "float",
+        None,
+        "Initial step size, for the gradient of the summed log-joint.",
+        BY_DATA,
+    ),
+    Flag("num_epochs", "integer", None, "Passes over the data.", BY_DATA, lower_bound=1),
+    Flag("batch_size", "integer", None, "Maximum rows per minibatch.", BY_DATA),
+    Flag("eval_freq", "integer", None, "Epochs between evaluations.", BY_DATA, lower_bound=1),
+    Flag("save_freq", "integer", None, "Epochs between checkpoints.", BY_DATA, lower_bound=1),
+    Flag("momentum_decay", "float", None, "Momentum decay.", BY_DATA),
+    Flag("momentum", "alias", "momentum_decay", "The same as momentum_decay."),
+)
+OPTIMIZER = (
+    *MINIBATCHES,
+    Flag("optimizer", "enum", None, "Optimizer.", BY_DATA, choices=OPTIMIZERS),
+)
+PROBLEM: Groups = {"Data": DATA, "Model": MODEL, "Run": RUN}
+HELP = Flag("help", "bool", False, "Print the flags and exit.")
+VERSION = Flag("version", "bool", False, "Print the version and exit.")
+SHOW_SETTINGS = Flag(
+    "show_settings",
+    "bool",
+    False,
+    "Print the value of every flag and where it comes from, and exit.",
+)
+# Flags about this invocation and not about the run: in no flags.json.
+INVOCATION = (HELP, VERSION, SHOW_SETTINGS)
+
+
+def parse(groups: Groups, arguments: Sequence[str]) -> Settings:
+    """The settings that arguments (without the program's name) give; the rest is None or fixed."""
+    declared = [flag for group in groups.values() for flag in group] + list(INVOCATION)
+    values = flags.FlagValues()
+    for flag in declared:
+        _define(flag, values)
+    short = {"-h": "--help", "-help": "--help"}
+    try:
+        rest = values([sys.argv[0], *(short.get(argument, argument) for argument in arguments)])
+    except flags.Error as error:
+        raise UserError(str(error)) from None
+    if rest[1:]:
+        raise UserError(f"Not a flag: {' '.join(rest[1:])}. Flags are written --name=value.")
+    own = [flag for flag in declared if flag.kind != "alias"]
+    # Through an alias a flag gets a value without being marked as present.
+    given = {
+        flag.name
+        for flag in own
+        if values[flag.name].present
+        or (flag.default is None and values[flag.name].value is not None)
+    }
+    return Settings(
+        {flag.name: values[flag.name].value for flag in own},
+        {flag.name: GIVEN if flag.name in given else FIXED for flag in own},
     )
-    flags.DEFINE_float("prior_mixture_weight", 0.5, "scale_mixture: weight of the narrow part.")
-    flags.DEFINE_float("prior_mixture_ratio", 10.0, "scale_mixture: wide std over narrow std.")
-    flags.DEFINE_float("prior_degrees_of_freedom", 5.0, "student_t: degrees of freedom.")
-    flags.DEFINE_enum("likelihood", None, list(LIKELIHOODS), "Chosen from the task by default.")
-    flags.DEFINE_float("noise_std", None, "Gaussian noise, in the units the network sees.")
-    flags.DEFINE_bool(
-        "learn_noise", None, "Make the noise a parameter; by default unless noise_std is given."
-    )
-    flags.DEFINE_string(
-        "stochastic_params", "", "Regular expression: the random parameters; all by default."
-    )
-    flags.DEFINE_float("temperature", 1.0, "Posterior temperature; divides the whole log-joint.")
-    flags.DEFINE_integer("num_microbatches", 1, "Pieces of a full-batch pass, to save memory.")
-    flags.DEFINE_string(
-        "init_checkpoint", None, "Run folder or .safetensors file with parameters to start from."
-    )
-    flags.DEFINE_integer("tabulate_freq", 40, "Rows between two headers of the table.")
-    flags.DEFINE_bool("use_float64", False, "Compute in float64.")
 
 
-def define_sgd_flags(with_optimizer: bool = True) -> None:
-    """Flags of the methods that pass over minibatches, by an optimizer or without one."""
-    flags.DEFINE_float(
-        "init_step_size", None, "Initial step size, for the gradient of the summed log-joint."
-    )
-    flags.DEFINE_integer("num_epochs", None, "Passes over the data.", lower_bound=1)
-    flags.DEFINE_integer("batch_size", None, "Rows in a minibatch.")
-    flags.DEFINE_integer("eval_freq", None, "Epochs between evaluations.", lower_bound=1)
-    flags.DEFINE_integer("save_freq", None, "Epochs between checkpoints.", lower_bound=1)
-    flags.DEFINE_float("momentum_decay", None, "Momentum decay.")
-    flags.DEFINE_alias("momentum", "momentum_decay")
-    if with_optimizer:
-        flags.DEFINE_enum("optimizer", None, OPTIMIZERS, "Optimizer.")
+def _define(flag: Flag, values: flags.FlagValues) -> None:
+    name, kind, default, text = flag[:4]
+    define: dict[str, Callable] = {
+        "alias": lambda: flags.DEFINE_alias(name, default, flag_values=values),
+        "bool": lambda: flags.DEFINE_bool(name, default, text, flag_values=values),
+        "string": lambda: flags.DEFINE_string(name, default, text, flag_values=values),
+        "list": lambda: flags.DEFINE_list(name, default, text, flag_values=values),
+        "strings": lambda: flags.DEFINE_multi_string(name, default, text, flag_values=values),
+        "float": lambda: flags.DEFINE_float(
+            name, default, text, lower_bound=flag.lower_bound, flag_values=values
+        ),
+        "integer": lambda: flags.DEFINE_integer(
+            name, default, text, lower_bound=flag.lower_bound, flag_values=values
+        ),
+        "enum": lambda: flags.DEFINE_enum(
+            name, default, list(flag.choices), text, case_sensitive=False, flag_values=values
+        ),
+    }
+    define[kind]()
 
 
-def fill_in(values: flags.FlagValues, settings: Settings) -> None:
-    """Gives every flag that was not given its value from `settings`, where that has one."""
-    for name, value in settings.items():
-        if name in values and values[name].value is None:
-            values[name].value = value
+def describe_flags(description: str, groups: Groups) -> str:
+    """The text of --help."""
+    lines = [description.strip()]
+    for title, group in {**groups, "Help": INVOCATION}.items():
+        lines.append(f"\n{title}:")
+        for flag in group:
+            default = flag.by_default or {None: "none", "": "''"}.get(flag.default, flag.default)
+            if isinstance(default, list):
+                default = ",".join(default) or "none"
+            choices = f" <{'|'.join(flag.choices)}>" if flag.choices else ""
+            sentence = f"{flag.help} (by default: {default})"
+            if flag.kind == "alias" or flag in INVOCATION:
+                sentence = flag.help
+            wrapped = textwrap.wrap(sentence, 88)
+            lines += [f"  --{flag.name}{choices}", *(f"        {line}" for line in wrapped)]
+    return "\n".join(lines)
 
 
-def own_flags(values: flags.FlagValues) -> dict[str, Any]:
-    """The flags that this project defines (absl defines others), by name."""
-    modules = values.flags_by_module_dict()
-    own = [*modules.get(__name__, []), *modules.get(sys.argv[0], []), *modules.get("__main__", [])]
-    return {flag.name: flag.value for flag in own if flag.name != "momentum"}
+def about_the_run(settings: Settings) -> dict[str, Any]:
+    """The values of all flags but those of this invocation: what flags.json holds."""
+    return {
+        name: value
+        for name, value in settings.values.items()
+        if name not in [flag.name for flag in INVOCATION]
+    }
+
+
+def describe_settings(settings: Settings) -> str:
+    """The text of --show_settings: value and source of every flag that has a value."""
+    rows = [
+        [name, value, settings.sources[name]]
+        for name, value in about_the_run(settings).items()
+        if value not in (None, "", [])
+    ]
+    return tabulate(rows, ["flag", "value", "source"], disable_numparse=True)

@@ -1,18 +1,19 @@
 """Data sets by name: embedded, from raw files, UCI, or an .npz file of the user's own."""
 
 import difflib
+import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from haiku_posteriors.core.errors import UserError, unknown_name
-from haiku_posteriors.utils.datasets import arrays, readers, uci
-from haiku_posteriors.utils.datasets.readers import RawData
+from haiku_posteriors.utils.datasets import arrays, images, text, uci
+from haiku_posteriors.utils.datasets.embedded import EMBEDDED_SETS
+from haiku_posteriors.utils.datasets.raw import RawData
 
 
 class Dataset(NamedTuple):
@@ -43,7 +44,7 @@ class Dataset(NamedTuple):
 
 def known_names() -> list[str]:
     """Names that `load` accepts besides paths; `yacht_<seed>` stands for yacht_0, yacht_1, ..."""
-    plain = [*_EMBEDDED, *readers.IMAGE_SETS, "imdb"]
+    plain = [*EMBEDDED_SETS, *images.IMAGE_SETS, "imdb"]
     return sorted([*plain, *(f"{name}_<seed>" for name in uci.UCI_SETS)])
 
 
@@ -60,9 +61,9 @@ def load(
     Args:
       name: one of `known_names()`, or a path ending in .npz with arrays x_train, y_train, x_test,
         y_test (looked up as given, then in `data_dir`), taken as `from_arrays` takes them.
-      data_dir: folder of data files; see `data_readers` and `uci.read_uci` for its layout.
-      subset_train_to: keeps the first so many training rows. Statistics for scaling are those of
-        the whole training part, so a subset sees the same values.
+      data_dir: folder of data files, laid out as the readers in utils/datasets describe.
+      subset_train_to: number of training rows to keep, from the first on. Statistics for scaling
+        are those of the whole training part, so that a subset sees the same values.
       task: "classification" or "regression", for an .npz file whose targets' type misleads.
       standardize: if False, values stay in their own units (pixels divided by 255).
       float_dtype: type of float inputs and targets.
@@ -113,9 +114,18 @@ def from_arrays(
     """
     source = "The data set"
     x_train, y_train, x_test, y_test = map(np.asarray, (x_train, y_train, x_test, y_test))
-    readers.check_rows(source, x_train, y_train, x_test, y_test)
+    arrays.check_rows(source, x_train, y_train, x_test, y_test)
     raw = arrays.check_arrays(source, x_train, y_train, x_test, y_test, task)
     return _prepare("arrays", raw, standardize, np.dtype(float_dtype))
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """A checksum of the rows as the network sees them: equal if and only if the data are."""
+    digest = hashlib.sha256()
+    for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test):
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def _read(name: str, data_dir: pathlib.Path | None, task: str | None) -> RawData:
@@ -123,13 +133,13 @@ def _read(name: str, data_dir: pathlib.Path | None, task: str | None) -> RawData
         path = pathlib.Path(name).expanduser()
         if not path.is_file() and data_dir is not None and (data_dir / name).is_file():
             path = data_dir / name
-        return arrays.check_arrays(f"File {path}", *readers.read_npz(path), task=task)
-    if name in _EMBEDDED:  # First, so that 'wine' is scikit-learn's and 'wine_0' is UCI's.
-        return _EMBEDDED[name]()
-    if name in readers.IMAGE_SETS:
-        return readers.read_images(name, data_dir)
+        return arrays.check_arrays(f"File {path}", *arrays.read_npz(path), task=task)
+    if name in EMBEDDED_SETS:  # First, so that 'wine' is scikit-learn's and 'wine_0' is UCI's.
+        return EMBEDDED_SETS[name]()
+    if name in images.IMAGE_SETS:
+        return images.read_images(name, data_dir)
     if name == "imdb":
-        return readers.read_imdb(data_dir)
+        return text.read_imdb(data_dir)
     split = re.fullmatch(r"(.+)_(\d+)", name)
     uci_name = uci.uci_name(split[1] if split else name)
     if split and uci_name:
@@ -197,75 +207,3 @@ def _statistics(values: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.nd
     deviation = np.std(values, axis=axis, dtype=np.float64)
     constant = values.max(axis=axis) == values.min(axis=axis)
     return np.asarray(mean), np.where(constant, 1.0, deviation)
-
-
-def _toy_regression() -> RawData:
-    """The first figure of "Implicit Variational Inference for High-Dimensional Posteriors".
-
-    y = x + 0.8 sin(2 pi x) + 0.8 sin(4 pi x) + 0.3 e (arXiv 2310.06643), with 38 training inputs
-    on [-1.28, -0.61] and 32 on [0.61, 1.28]; the test inputs cover the gap between them as well.
-    """
-    rng = np.random.default_rng(0)
-    left, right = rng.uniform(-1.28, -0.61, 38), rng.uniform(0.61, 1.28, 32)
-    x_train = np.concatenate([left, right])[:, np.newaxis]
-    x_test = np.linspace(-1.28, 1.28, 128)[:, np.newaxis]
-
-    def targets(x: np.ndarray) -> np.ndarray:
-        waves = 0.8 * np.sin(2 * np.pi * x) + 0.8 * np.sin(4 * np.pi * x)
-        return x + waves + 0.3 * rng.standard_normal(x.shape)
-
-    y_train, y_test = targets(x_train), targets(x_test)
-    return RawData("regression", x_train, y_train, x_test, y_test, 0, "none")
-
-
-def _sine_regression() -> RawData:
-    """y = 10 sin(2 pi x) + 2 e on [-0.5, 0.5]: 92 evenly spaced inputs, 92 other ones for tests."""
-    rng = np.random.default_rng(1)
-    x_train = np.linspace(-0.5, 0.5, 92)[:, np.newaxis]
-    x_test = np.sort(rng.uniform(-0.5, 0.5, 92))[:, np.newaxis]
-
-    def targets(x: np.ndarray) -> np.ndarray:
-        return 10 * np.sin(2 * np.pi * x) + 2 * rng.standard_normal(x.shape)
-
-    y_train, y_test = targets(x_train), targets(x_test)
-    return RawData("regression", x_train, y_train, x_test, y_test, 0, "none", True)
-
-
-def _two_moons() -> RawData:
-    """Two half circles with noise 0.2, as drawn by scikit-learn's `make_moons`."""
-    from sklearn.datasets import make_moons
-
-    x_train, y_train = make_moons(200, noise=0.2, random_state=0)
-    x_test, y_test = make_moons(1000, noise=0.2, random_state=1)
-    return RawData("classification", x_train, y_train, x_test, y_test, 2, "feature")
-
-
-def _from_scikit_learn(name: str) -> RawData:
-    """A set bundled with scikit-learn, split 80/20, by equal proportions of each class."""
-    from sklearn import datasets
-    from sklearn.model_selection import train_test_split
-
-    x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-    is_regression = name == "diabetes"
-    x_train, x_test, y_train, y_test = train_test_split(
-        x, y, test_size=0.2, random_state=0, stratify=None if is_regression else y
-    )
-    if is_regression:
-        y_train, y_test = y_train[:, np.newaxis], y_test[:, np.newaxis]
-        return RawData("regression", x_train, y_train, x_test, y_test, 0, "feature", True)
-    classes = int(y.max()) + 1
-    if name == "digits":  # 8 x 8 pixels of 0 to 16; many are constant, so one scale for all.
-        x_train, x_test = x_train / 16, x_test / 16
-        return RawData("classification", x_train, y_train, x_test, y_test, classes, "global")
-    return RawData("classification", x_train, y_train, x_test, y_test, classes, "feature")
-
-
-_EMBEDDED: dict[str, Callable[[], RawData]] = {
-    "toy_regression": _toy_regression,
-    "sine_regression": _sine_regression,
-    "two_moons": _two_moons,
-    "digits": lambda: _from_scikit_learn("digits"),
-    "diabetes": lambda: _from_scikit_learn("diabetes"),
-    "breast_cancer": lambda: _from_scikit_learn("breast_cancer"),
-    "wine": lambda: _from_scikit_learn("wine"),
-}

@@ -1,13 +1,12 @@
 """Predictions of many draws: computed on the devices, kept on the host in original units."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from haiku_posteriors.core.data import Data, take
+from haiku_posteriors.core.data import Data, padded_index, take
+from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils.data_utils import Dataset
@@ -17,23 +16,6 @@ from haiku_posteriors.utils.devices import to_host
 ROWS_AT_ONCE = 1000
 
 
-class Predictions(NamedTuple):
-    """What draws say about rows, in the original units of the targets.
-
-    Attributes:
-      outputs: (chains, draws, rows, p). Class probabilities, or means and standard deviations.
-      log_likelihoods: (chains, draws, rows), of the observed targets. Kept beside the
-        probabilities, which round to 0 and 1.
-    """
-
-    outputs: np.ndarray
-    log_likelihoods: np.ndarray
-
-    def flat(self) -> "Predictions":
-        """Chains and draws as one axis, chain by chain."""
-        return Predictions(*(array.reshape(-1, *array.shape[2:]) for array in self))
-
-
 def make_predictor(log_joint: LogJoint, dataset: Dataset) -> Callable[[Params, Data], Predictions]:
     """A compiled function from draws (chains, draws, ...) and data to `Predictions`."""
 
@@ -41,8 +23,7 @@ def make_predictor(log_joint: LogJoint, dataset: Dataset) -> Callable[[Params, D
         rows = data.weights.shape[0]
         pieces = -(-rows // ROWS_AT_ONCE)
         # Strided, as in `core.log_joint`, so that rows spread over devices stay where they are.
-        index = jnp.minimum(jnp.arange(-(-rows // pieces) * pieces), rows - 1)
-        chunks = index.reshape(-1, pieces).T
+        chunks = padded_index(rows, pieces)[0].reshape(-1, pieces).T
 
         def predict_chunk(chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
             part = take(data, chunk, data.weights[chunk])
@@ -67,6 +48,7 @@ def make_predictor(log_joint: LogJoint, dataset: Dataset) -> Callable[[Params, D
     def predictor(draws: Params, data: Data) -> Predictions:
         outputs, log_likelihoods = to_host(predict(draws, data))
         return Predictions(
+            dataset.task,
             to_original_units(outputs[:, :, : data.num_rows], dataset),
             # The density of scale * y is that of y divided by the scale.
             log_likelihoods[:, :, : data.num_rows]
@@ -91,8 +73,3 @@ def targets_in_original_units(targets: np.ndarray, dataset: Dataset) -> np.ndarr
     if dataset.task == "classification":
         return targets
     return targets * dataset.target_scale + dataset.target_mean
-
-
-def join(parts: list[Predictions]) -> Predictions:
-    """Predictions of successive draws as one."""
-    return Predictions(*(np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)))

@@ -1,60 +1,16 @@
 """What a run says: a progress bar, a table, metrics.jsonl, TensorBoard events."""
 
-import json
 import math
 import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import tensorboardX
 from tabulate import tabulate
 from tqdm import tqdm
 
-from haiku_posteriors.utils.checkpoint_utils import write_atomically
-
-
-def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Writes strict JSON (a non-finite number becomes null), atomically."""
-    text = json.dumps(_finite(content), indent=2, sort_keys=True, allow_nan=False)
-    write_atomically(path, (text + "\n").encode())
-
-
-def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a last line torn by a crash is left out."""
-    rows = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
-
-
-class JsonLines:
-    """Records by epoch in a .jsonl file, or in memory alone where there is no file.
-
-    Attributes:
-      rows: all records so far, those of an earlier session of the run included.
-    """
-
-    def __init__(self, path: pathlib.Path | None, start: int) -> None:
-        """Opens the file; records later than `start`, which a crash left, are dropped."""
-        self._path = path
-        found = read_rows(path) if path else []
-        self.rows = [row for row in found if row["epoch"] <= start]
-        if path:
-            lines = "".join(json.dumps(row) + "\n" for row in self.rows)
-            write_atomically(path, lines.encode())
-
-    def append(self, epoch: int, values: Mapping[str, Any]) -> None:
-        """Adds a record; numbers that are not finite become null."""
-        row = _finite({"epoch": epoch, **values})
-        self.rows.append(row)
-        if self._path:
-            with self._path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+from haiku_posteriors.utils.files import JsonLines
 
 
 class Ticker:
@@ -167,14 +123,3 @@ class RunLog:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1e5 and math.isfinite(value) else f"{value:.4g}"
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: replaces non-finite numbers by None."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -1,15 +1,16 @@
-"""The one loop behind every method: run, evaluate, collect draws, checkpoint, resume.
+"""The one loop behind every method: step, evaluate, collect draws, checkpoint, resume.
 
-An epoch is one `step` of the method: a pass over the data, or one transition of a Markov chain.
-All chains run in one compiled program over many epochs; the host is there for events only. Keys
-are derived from (seed, purpose, epoch, chain), so that a resumed run needs the state alone and
-equals an uninterrupted one bit for bit.
+A step is the method's own: a pass over the data (an epoch), or one transition of a Markov chain.
+All chains run in one compiled program over many steps; the host is there for events only. Keys are
+derived from (seed, purpose, step, chain), so that a resumed run needs the state alone and equals an
+uninterrupted one bit for bit.
 """
 
+import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,18 +18,27 @@ from jax.sharding import Mesh
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import metrics
+from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, State
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import chains, checkpoint_utils, devices, ensemble_utils
 from haiku_posteriors.utils.data_utils import Dataset
-from haiku_posteriors.utils.ensemble_utils import Predictions
-from haiku_posteriors.utils.logging_utils import JsonLines, RunLog
+from haiku_posteriors.utils.draws import (
+    PART_BYTES,
+    DrawStore,
+    PredictionStore,
+    num_bytes,
+    num_draws,
+)
+from haiku_posteriors.utils.files import JsonLines
+from haiku_posteriors.utils.logging_utils import RunLog, Ticker
 from haiku_posteriors.utils.signals import Interrupted, Interruption
+from haiku_posteriors.version import __version__
 
-SAVE_SECONDS = 60.0  # a checkpoint at least so often, whatever `save_freq` says
+SAVE_SECONDS = 60.0  # maximum time between checkpoints, whatever `save_freq` says
 SECONDS_PER_CALL = 0.5  # how long the host lets the device run between two looks at it
-TRAIN_DRAWS_EVALUATED = 50  # at most so many draws enter the training metrics of the summary
+TRAIN_DRAWS_EVALUATED = 50  # maximum draws per chain in the training metrics of the summary
 TABLE_COLUMNS = {
     "classification": ["accuracy", "nll", "ece"],
     "regression": ["rmse", "nll", "coverage_90"],
@@ -39,30 +49,36 @@ class DivergedError(ArithmeticError):
     """The run met a number that is not finite; the last good state is kept."""
 
 
-class RunResult(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class RunResult:
     """What a run ends with.
 
     Attributes:
-      draws: parameters, host arrays with leading axes (chain, draw).
+      store: all draws, to be read in pieces.
       test_predictions: what the draws say about the test rows, in original units.
       test_metrics: metrics of the mixture of all draws.
       member_metrics: mean over draws of each draw's own metrics.
       train_metrics: as `test_metrics`, on the training rows; of TRAIN_DRAWS_EVALUATED draws.
       state: the method's state at the end, with a leading chain axis.
-      history: `info` of every epoch, (chains, epochs), if it was asked for.
-      steps: updates a chain has made.
+      history: `info` of every step, (chains, steps), if it was asked for.
+      num_updates: how many updates each chain has made.
       seconds: time spent, over all sessions of the run.
     """
 
-    draws: Params
+    store: DrawStore
     test_predictions: Predictions
     test_metrics: dict[str, float]
     member_metrics: dict[str, float]
     train_metrics: dict[str, float]
     state: State
     history: dict[str, np.ndarray]
-    steps: int
+    num_updates: int
     seconds: float
+
+    @property
+    def draws(self) -> Params:
+        """All draws, in memory: host arrays with leading axes (chain, draw)."""
+        return self.store.load()
 
 
 class Run:
@@ -74,7 +90,7 @@ class Run:
         dataset: Dataset,
         method: Method,
         *,
-        num_epochs: int,
+        num_steps: int,
         num_chains: int = 1,
         seed: int = 0,
         eval_freq: int = 10,
@@ -86,6 +102,7 @@ class Run:
         directory: pathlib.Path | None = None,
         tabulate_freq: int = 40,
         unit: str = "epoch",
+        ticker: Ticker | None = None,
         quiet: bool = False,
     ) -> None:
         """Places the data, compiles nothing yet, and picks up an earlier run in `directory`.
@@ -94,26 +111,28 @@ class Run:
           log_joint: the posterior to approximate.
           dataset: training and test rows.
           method: the method, for one chain.
-          num_epochs: how many steps of the method to make.
+          num_steps: how many steps of the method to make.
           num_chains: chains, or members of an ensemble, run side by side.
           seed: from which every random number derives.
-          eval_freq: epochs between evaluations.
-          save_freq: epochs between checkpoints.
-          collects: epochs done -> whether draws are taken then; only at the end by default.
-          num_draws: how many draws a chain each time.
-          keep_history: whether to keep `info` of every epoch, and not of evaluations alone. For
-            methods with one value of each a step, and steps that dwarf a call from the host.
+          eval_freq: steps between evaluations.
+          save_freq: steps between checkpoints.
+          collects: steps done -> whether draws are taken then; only at the end by default.
+          num_draws: draws per chain each time.
+          keep_history: whether to keep `info` of every step, and not of evaluations alone. For
+            methods with one value of each per step, and steps that dwarf a call from the host.
           initial_params: where to start, (num_chains, ...); the method decides by default.
           directory: where checkpoints, draws and metrics go; nothing is written without it.
           tabulate_freq: rows between two headers of the table.
-          unit: what an epoch is called.
+          unit: what a step is called.
+          ticker: what the method tells of its progress within a step.
           quiet: says nothing at all.
         """
-        self.log_joint, self.dataset, self.num_epochs = log_joint, dataset, num_epochs
+        self.log_joint, self.dataset, self.num_steps = log_joint, dataset, num_steps
         self._eval_freq, self._save_freq, self._num_draws = eval_freq, save_freq, num_draws
-        self._collects = collects or (lambda epoch: epoch == num_epochs)
-        if num_epochs < 1 or not any(map(self._collects, range(num_epochs, 0, -1))):
-            raise UserError(f"No draws would be collected in {num_epochs} {unit}s; run longer.")
+        self._collects = collects or (lambda step: step == num_steps)
+        num_collections = sum(map(self._collects, range(1, num_steps + 1)))
+        if not num_collections:
+            raise UserError(f"No draws would be collected in {num_steps} {unit}s; run longer.")
         self._directory, self._unit = directory, unit
         mesh = devices.make_mesh(num_chains)
         pieces = log_joint.num_microbatches
@@ -125,83 +144,89 @@ class Run:
         )
         self._program = chains.compile_method(method, seed, num_chains, mesh)
         self._predict = ensemble_utils.make_predictor(log_joint, dataset)
-        self._draws: list[Params] = []  # not yet on disk
-        self._kept_draws: list[Params] = []  # all of them, host arrays
-        self._predictions: list[Predictions] = []
+        shapes = log_joint.shapes
+        self._draws_per_block = max(1, PART_BYTES // (num_bytes(shapes) * num_chains))
         self._seconds = 0.0
         self._last_save = time.monotonic()
         self._warned = False
-        self.epoch, self.state = 0, self._program.init(initial_params)
-        damage = self._resume(mesh) if directory else []
+        self.step, self.state = 0, self._program.init(initial_params)
+        remarks = self._resume(mesh) if directory else []
+        self._draws = DrawStore(directory / "draws" if directory else None, shapes)
+        self._predictions = PredictionStore(directory, num_collections * num_draws)
+        for part in self._draws.parts():
+            self._predict_again(part, devices.chain_sharding(mesh))
         self.log = RunLog(
             directory,
-            total=num_epochs,
+            total=num_steps,
             unit=unit,
-            start=self.epoch,
+            start=self.step,
             tabulate_freq=tabulate_freq,
             quiet=quiet,
         )
         self._history = (
-            JsonLines(directory / "history.jsonl" if directory else None, self.epoch)
+            JsonLines(directory / "history.jsonl" if directory else None, self.step)
             if keep_history
             else None
         )
-        for sentence in damage:
-            self.log.warn(f"{sentence} The checkpoint before it is used.")
-        if self.epoch:
-            self.log.say(f"Going on from the checkpoint at {unit} {self.epoch}.")
+        if ticker:
+            ticker.listener = self.log.within
+        for sentence in remarks:
+            self.log.warn(sentence)
+        if self.step:
+            self.log.say(f"Going on from the checkpoint at {unit} {self.step}.")
 
-    def finish(self) -> RunResult:
+    def finish(self, change: Callable[[State, Params], Params] | None = None) -> RunResult:
         """Runs to the end and returns the result.
+
+        Args:
+          change: (state, its draws (chains, draws, ...), host arrays) -> the draws to keep in
+            their place, for stages after the last step; the draws are in memory there.
 
         Raises:
           Interrupted: on Ctrl-C or SIGTERM, after a checkpoint.
           DivergedError: at a number that is not finite, after a checkpoint of the state before.
         """
         try:
-            if self.epoch < self.num_epochs:
+            if self.step < self.num_steps:
                 with Interruption() as interruption:
-                    self._run_epochs(interruption)
+                    self._run_steps(interruption)
         except Interrupted:
             self._save()
             raise
         finally:
             self.log.close()
+        if change:
+            self._change_draws(change)
         return self._result()
 
-    def finish_with(self, change: Callable[[State, Params], Params]) -> RunResult:
-        """The result with other draws than those of the last state, for a run that is finished.
-
-        Args:
-          change: (state, its draws (chains, draws, ...), host arrays) -> the draws to keep.
-        """
+    def _change_draws(self, change: Callable[[State, Params], Params]) -> None:
         started = time.monotonic()
-        # Drawn again, not taken from the disk: there they may have been changed already.
-        draws = self._program.draw(self.state, chains.DRAW, self.epoch, self._num_draws)
+        # Sampled again, not taken from the disk: there they may have been changed already.
+        draws = self._program.sample(self.state, chains.DRAW, self.step, self._num_draws)
         draws = change(self.state, devices.to_host(draws))
-        self._draws, self._kept_draws = [draws], [draws]
-        self._predictions = [self._predict(draws, self._test)]
+        self._draws.clear()
+        self._predictions.clear()
+        self._keep(draws)
         self._seconds += time.monotonic() - started
         self._save()
-        return self._result()
 
-    def _run_epochs(self, interruption: Interruption) -> None:
+    def _run_steps(self, interruption: Interruption) -> None:
         compiled = self._compile()
-        epochs_per_call = 1
-        while self.epoch < self.num_epochs:
-            first, stop = self.epoch, self._next_event(epochs_per_call)
+        steps_per_call = 1
+        while self.step < self.num_steps:
+            first, stop = self.step, self._next_event(steps_per_call)
             started = time.monotonic()
             info = self._advance(compiled, stop, interruption)
             elapsed = time.monotonic() - started
             self._seconds += elapsed
             if not self._history:
                 pace = SECONDS_PER_CALL / max(elapsed, 1e-6)
-                epochs_per_call = max(1, int((stop - first) * min(pace, 8.0)))
+                steps_per_call = max(1, int((stop - first) * min(pace, 8.0)))
             self._events(info)
             interruption.check()
 
     def _compile(self) -> jax.stages.Compiled:
-        """The program of the epochs for these shapes and no others: it cannot compile again."""
+        """The program of the steps for these shapes and no others: it cannot compile again."""
         started = time.monotonic()
         arguments = (self.state, self._train, np.int32(0), np.int32(1))
         compiled = self._program.run.lower(*arguments).compile()
@@ -211,165 +236,174 @@ class Run:
     def _advance(
         self, compiled: jax.stages.Compiled, stop: int, interruption: Interruption
     ) -> Info:
-        """Runs to epoch `stop`, or less far if that meets a number that is not finite."""
-        arguments = (self.state, self._train, np.int32(self.epoch), np.int32(stop))
+        """Runs to step `stop`, or less far if that meets a number that is not finite."""
+        arguments = (self.state, self._train, np.int32(self.step), np.int32(stop))
         state, info, finite = interruption.wait_for(
             lambda: jax.block_until_ready(compiled(*arguments))
         )
         if finite:
-            self.epoch, self.state = stop, state
+            self.step, self.state = stop, state
             return devices.to_host(info)
-        if stop == self.epoch + 1:
+        if stop == self.step + 1:
             self._save()
             raise DivergedError(self._diverged(np.asarray(info["log_joint"])))
-        # The state before this call is still here: halving the way finds the last good epoch.
-        return self._advance(compiled, (self.epoch + stop) // 2, interruption)
+        # The state before this call is still here: halving the way finds the last good step.
+        return self._advance(compiled, (self.step + stop) // 2, interruption)
 
     def _diverged(self, log_joint: np.ndarray) -> str:
-        """Where in the epoch after the kept one the first non-finite number stands."""
-        by_step = log_joint.reshape(len(log_joint), -1)  # (chains, steps)
-        bad = np.argwhere(~np.isfinite(by_step.T))
-        step, chain = bad[0] if len(bad) else (by_step.shape[1] - 1, 0)
+        """Where in the step after the kept one the first non-finite number stands."""
+        by_update = log_joint.reshape(len(log_joint), -1)  # (chains, updates)
+        bad = np.argwhere(~np.isfinite(by_update.T))
+        update, chain = bad[0] if len(bad) else (by_update.shape[1] - 1, 0)
         return (
-            f"A number is not finite at {self._unit} {self.epoch + 1}, step {step + 1}, "
-            f"chain {chain}; the state after {self._unit} {self.epoch} is kept. "
+            f"A number is not finite at {self._unit} {self.step + 1}, step {update + 1}, "
+            f"chain {chain}; the state after {self._unit} {self.step} is kept. "
             "A smaller step size usually helps."
         )
 
-    def _next_event(self, at_most: int) -> int:
-        """The next epoch at which the host has something to do, or `at_most` epochs from here."""
-        end = min(self.epoch + at_most, self.num_epochs)
-        epochs = range(self.epoch + 1, end + 1)
-        return next((e for e in epochs if self._due(e) or self._collects(e)), end)
+    def _next_event(self, limit: int) -> int:
+        """The next step at which the host has something to do, or `limit` steps from here."""
+        end = min(self.step + limit, self.num_steps)
+        steps = range(self.step + 1, end + 1)
+        return next((s for s in steps if self._due(s) or self._collects(s)), end)
 
-    def _due(self, epoch: int) -> bool:
-        last = epoch == self.num_epochs
-        return last or epoch % self._eval_freq == 0 or epoch % self._save_freq == 0
+    def _due(self, step: int) -> bool:
+        last = step == self.num_steps
+        return last or step % self._eval_freq == 0 or step % self._save_freq == 0
 
     def _events(self, info: Mapping[str, Any]) -> None:
-        self.log.advance(self.epoch, log_joint=float(np.mean(info["log_joint"])))
+        self.log.advance(self.step, log_joint=float(np.mean(info["log_joint"])))
         if self._history:
-            self._history.append(self.epoch, {k: v.tolist() for k, v in info.items()})
+            self._history.append(self.step, {k: v.tolist() for k, v in info.items()})
         started = time.monotonic()
-        last = self.epoch == self.num_epochs
-        if self._collects(self.epoch):
-            self._collect()
-        if last or self.epoch % self._eval_freq == 0:
+        last = self.step == self.num_steps
+        if self._collects(self.step):
+            for draws in self._sample(chains.DRAW):
+                self._keep(draws)
+        if last or self.step % self._eval_freq == 0:
             self._evaluate(info)
         overdue = started - self._last_save > SAVE_SECONDS
-        if last or overdue or self.epoch % self._save_freq == 0:
+        full = self._draws.pending_bytes >= PART_BYTES
+        if last or overdue or full or self.step % self._save_freq == 0:
             self._save()
         self._seconds += time.monotonic() - started
 
-    def _collect(self) -> None:
-        draws = self._program.draw(self.state, chains.DRAW, self.epoch, self._num_draws)
+    def _sample(self, purpose: int) -> Iterator[Params]:
+        """Draws of the current state, in blocks of about PART_BYTES; mostly there is one."""
+        if self._num_draws <= self._draws_per_block:
+            yield self._program.sample(self.state, purpose, self.step, self._num_draws)
+            return
+        for first in range(0, self._num_draws, self._draws_per_block):
+            count = min(self._draws_per_block, self._num_draws - first)
+            block = np.int32(first // self._draws_per_block)
+            yield self._program.sample(self.state, purpose, self.step, count, block)
+
+    def _keep(self, draws: Params) -> None:
+        """Predicts with draws, and puts both where they belong."""
         self._predictions.append(self._predict(draws, self._test))
-        draws = devices.to_host(draws)
-        self._draws.append(draws)
-        self._kept_draws.append(draws)
+        self._draws.append(devices.to_host(draws))
+        if num_draws(draws) < self._num_draws and self._draws.pending_bytes >= PART_BYTES:
+            self._draws.flush(self.step)  # a block among others
 
     def _evaluate(self, info: Mapping[str, Any]) -> None:
         """Metrics of the current state's draws, and of all draws collected so far."""
-        draws = self._program.draw(self.state, chains.EVALUATE, self.epoch, self._num_draws)
-        train = self._metrics(self._predict(draws, self._train), self._train_targets)
-        if self._collects(self.epoch):  # just predicted with draws of the same state
-            test_predictions = self._predictions[-1]
+        train, test = PredictionStore(None, self._num_draws), PredictionStore(None, self._num_draws)
+        for draws in self._sample(chains.EVALUATE):
+            train.append(self._predict(draws, self._train))
+            if not self._collects(self.step):
+                test.append(self._predict(draws, self._test))
+        collected = self._predictions.view(self.test_targets)
+        if self._collects(self.step):  # just predicted with draws of the same state
+            latest = collected.latest(self._num_draws)
         else:
-            test_predictions = self._predict(draws, self._test)
-        test = self._metrics(test_predictions, self.test_targets)
+            latest = test.view(self.test_targets)
         columns = TABLE_COLUMNS[self.dataset.task]
+        test_metrics = metrics.of_predictions(latest)
         values = {name: float(np.mean(value)) for name, value in info.items()}
-        values |= {f"train_{name}": value for name, value in train.items()}
-        values |= {f"test_{name}": value for name, value in test.items()}
-        num_draws = int(np.prod(test_predictions.outputs.shape[:2]))
-        disagreement = test["disagreement"]
+        train_metrics = metrics.of_predictions(train.view(self._train_targets))
+        values |= {f"train_{name}": value for name, value in train_metrics.items()}
+        values |= {f"test_{name}": value for name, value in test_metrics.items()}
+        count, disagreement = latest.num_draws, test_metrics["disagreement"]
         shown = ["log_joint", f"train_{columns[1]}", *(f"test_{name}" for name in columns)]
-        if len(self._predictions) > 1:
-            ensemble = self._metrics(ensemble_utils.join(self._predictions), self.test_targets)
+        if collected.outputs.shape[1] > self._num_draws:
+            ensemble = metrics.of_predictions(collected)
             values |= {f"ensemble_{name}": value for name, value in ensemble.items()}
             shown += [f"ensemble_{name}" for name in columns[:2]]
-            num_draws, disagreement = 2, ensemble["disagreement"]
+            count, disagreement = 2, ensemble["disagreement"]
         values["disagreement"], values["seconds"] = disagreement, self._seconds
-        self.log.row(self.epoch, values, [*shown, "disagreement", "seconds"])
-        self._warn_if_draws_agree(num_draws, disagreement, test)
+        self.log.row(self.step, values, [*shown, "disagreement", "seconds"])
+        self._warn_if_draws_agree(count, disagreement, test_metrics)
 
-    def _warn_if_draws_agree(self, num_draws: int, disagreement: float, test: dict) -> None:
+    def _warn_if_draws_agree(self, count: int, disagreement: float, test: dict) -> None:
         # Relative to the noise in regression; in nats in classification.
         scale = test["aleatoric"] if self.dataset.task == "regression" else 1.0
-        if num_draws > 1 and disagreement < 1e-3 * scale and not self._warned:
+        if count > 1 and disagreement < 1e-3 * scale and not self._warned:
             self._warned = True
             self.log.warn(
                 f"the draws practically agree (disagreement {disagreement:.2g}): these predictions "
                 "carry no epistemic uncertainty."
             )
 
-    def _metrics(self, predictions: Predictions, targets: np.ndarray) -> dict[str, float]:
-        return metrics.evaluate(self.dataset.task, *predictions.flat(), targets)
-
     def _save(self) -> None:
         """Draws first, then the checkpoint that says they are there."""
         self._last_save = time.monotonic()
         if self._directory is None:
             return
-        if self._draws:
-            joined = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *self._draws)
-            checkpoint_utils.save_draws(self._directory / "draws", self.epoch, joined)
-            self._draws = []
+        self._draws.flush(self.step)
         checkpoint_utils.save_checkpoint(
             self._directory / "checkpoints",
-            self.epoch,
+            self.step,
             devices.to_host(self.state),
             {"seconds": repr(self._seconds)},
         )
         self.log.flush()
 
     def _resume(self, mesh: Mesh) -> list[str]:
+        """Takes up the newest checkpoint; sentences on what to know about it."""
         assert self._directory is not None
         found = checkpoint_utils.load_newest_checkpoint(self._directory / "checkpoints", self.state)
         if found is None:
             return []
-        self.epoch, state, metadata, damage = found
+        self.step, state, metadata, damage = found
         self._seconds = float(metadata["seconds"])
-        sharding = devices.chain_sharding(mesh)
-        self.state = jax.device_put(state, sharding)
-        checkpoint_utils.drop_draws_after(self._directory / "draws", self.epoch)
-        template = jax.eval_shape(self.log_joint.init, jax.random.key(0))
-        draws = checkpoint_utils.load_draws(self._directory / "draws", template)
-        if draws is not None:
-            # One collection at a time, as they were predicted the first time: the same program,
-            # the same bits.
-            total = jax.tree.leaves(draws)[0].shape[1]
-            for start in range(0, total, self._num_draws):
-                part = jax.tree.map(lambda leaf: leaf[:, start : start + self._num_draws], draws)  # noqa: B023
-                self._kept_draws.append(part)
-                self._predictions.append(self._predict(jax.device_put(part, sharding), self._test))
-        return damage
+        self.state = jax.device_put(state, devices.chain_sharding(mesh))
+        checkpoint_utils.drop_draws_after(self._directory / "draws", self.step)
+        remarks = [f"{sentence} The checkpoint before it is used." for sentence in damage]
+        if metadata.get("version", __version__) != __version__:
+            remarks.append(
+                f"version {metadata['version']} began this run and {__version__} goes on with it: "
+                "random numbers may differ between versions, see CHANGELOG.md."
+            )
+        return remarks
+
+    def _predict_again(self, draws: Params, sharding: jax.sharding.Sharding) -> None:
+        # One collection at a time, as they were predicted the first time: the same program, the
+        # same bits.
+        at_once = min(self._num_draws, self._draws_per_block)
+        for first in range(0, num_draws(draws), at_once):
+            part = jax.tree.map(lambda leaf: leaf[:, first : first + at_once], draws)  # noqa: B023
+            self._predictions.append(self._predict(jax.device_put(part, sharding), self._test))
 
     def _result(self) -> RunResult:
         info = jax.eval_shape(self._program.run, self.state, self._train, 0, 1)[1]
-        draws = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *self._kept_draws)
-        predictions = ensemble_utils.join(self._predictions)
+        predictions = self._predictions.view(self.test_targets)
         total = predictions.outputs.shape[1]
         few = np.unique(np.linspace(0, total - 1, min(total, TRAIN_DRAWS_EVALUATED)).astype(int))
-        train = self._predict(jax.tree.map(lambda leaf: leaf[:, few], draws), self._train)
-        members = [
-            metrics.evaluate(self.dataset.task, outputs[None], row[None], self.test_targets)
-            for outputs, row in zip(*predictions.flat(), strict=True)
-        ]
+        train = self._predict(self._draws.take(few), self._train)
         return RunResult(
-            draws,
+            self._draws,
             predictions,
-            self._metrics(predictions, self.test_targets),
-            {name: float(np.mean([m[name] for m in members])) for name in members[0]},
-            self._metrics(train, self._train_targets),
+            metrics.of_predictions(predictions),
+            metrics.mean_over_draws(predictions),
+            metrics.of_predictions(train._replace(targets=self._train_targets)),
             devices.to_host(self.state),
             {} if self._history is None else _stack(self._history.rows),
-            self.num_epochs * int(np.prod(info["log_joint"].shape[1:])),
+            self.num_steps * int(np.prod(info["log_joint"].shape[1:])),
             self._seconds,
         )
 
 
 def _stack(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Rows of lists by chain as arrays (chains, epochs); null becomes NaN."""
+    """Rows of lists by chain as arrays (chains, steps); null becomes NaN."""
     names = [name for name in rows[0] if name != "epoch"]
     return {name: np.array([row[name] for row in rows], dtype=float).T for name in names}

@@ -270,7 +270,7 @@ def groups(params: Params) -> dict[str, dict[str, jax.Array]]:
     found: dict[tuple[str, int], dict[str, jax.Array]] = {}
     for name, leaf in trees.named_leaves(params).items():
         columns = leaf.shape[-1] if leaf.shape else 1
-        found.setdefault((name.rpartition("/")[0], columns), {})[name] = leaf
+        found.setdefault((trees.module_name(name), columns), {})[name] = leaf
     return {f"head_{index}": group for index, group in enumerate(found.values())}
 
 

@@ -7,7 +7,7 @@
 
 (arXiv 2310.06643, there with one fixed s). The entropy is that of g linearised at z: exact where g
 is linear, too high where several z give the same w. Its log-determinant is computed by one of
-ESTIMATORS, see `core.implicit.jacobian`. Minibatches weighted as in `core.data` estimate
+ENTROPY_ESTIMATORS, see `core.implicit.jacobian`. Minibatches weighted as in `core.data` estimate
 likelihoods, and draws of (z, e) expectations; over e alone, a Gaussian prior's is taken in closed
 form.
 
@@ -28,7 +28,7 @@ from jax.flatten_util import ravel_pytree
 
 from haiku_posteriors.core import approximate_normals, trees, vi
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.core.errors import UserError, check_positive, unknown_name
 from haiku_posteriors.core.implicit import generators, jacobian
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.implicit.jacobian import LogDet
@@ -36,7 +36,7 @@ from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize, repeat
 from haiku_posteriors.core.trees import Params
 
-ESTIMATORS = ("exact", "singular_value", "lanczos")
+ENTROPY_ESTIMATORS = ("exact", "singular_value", "lanczos")
 STARTS = ("network", "prior")
 EXACT_LIMIT = 128  # latent size up to which `exact` is the default
 
@@ -45,7 +45,7 @@ class Estimator(NamedTuple):
     """How 1/2 logdet(I_d + B^T B) is estimated.
 
     Attributes:
-      name: one of ESTIMATORS.
+      name: one of ENTROPY_ESTIMATORS.
       num_steps: K of `lanczos` and of `singular_value`.
       num_probes: of `lanczos`, for each z.
       warm_start: whether `singular_value` starts from the last step's vectors and not at random.
@@ -80,7 +80,7 @@ class ImplicitState(NamedTuple):
     vectors: jax.Array | None
 
 
-class Terms(NamedTuple):
+class ImplicitTerms(NamedTuple):
     """Estimates of the ELBO's terms, tempered, one a draw of (z, e) or their means.
 
     Attributes:
@@ -102,25 +102,25 @@ class Terms(NamedTuple):
 
 
 def evidence_terms(
+    rng_key: jax.Array,
     log_joint: LogJoint,
     generator: Generator,
     estimator: Estimator,
     sampler: Sampler,
     data: Data,
-    rng_key: jax.Array,
     num_samples: int,
     vectors: jax.Array | None = None,
     place: Callable[[jax.Array], jax.Array] = lambda array: array,
-) -> tuple[Terms, jax.Array | None]:
+) -> tuple[ImplicitTerms, jax.Array | None]:
     """Differentiable estimates of the ELBO's terms, each at its own (z, e).
 
     Args:
+      rng_key: of all that is random here.
       log_joint: the model.
       generator: g.
       estimator: of the log-determinant.
       sampler: where to evaluate.
       data: all data or a minibatch, with its weights.
-      rng_key: of all that is random here.
       num_samples: draws of (z, e).
       vectors: from which `singular_value` starts, (num_samples, d); random by default.
       place: spreads an array with a leading axis of draws over devices, or returns it as it is.
@@ -142,24 +142,24 @@ def evidence_terms(
             return jacobian.lanczos(function, z, scales, start, num_steps=steps), None
         return jacobian.singular_value(function, z, scales, start, num_steps=steps)
 
-    def sample(z: jax.Array, e: jax.Array, start: jax.Array | None) -> tuple:
+    def terms_at(z: jax.Array, e: jax.Array, start: jax.Array | None) -> tuple:
         mean, scale, drawn = _weights(generator, sampler, z, e)
         log_likelihood = log_joint.log_likelihood(trees.merge(drawn, sampler.point), data)
         log_prior = log_joint.expected_log_prior(mean, scale, drawn)
         log_det, end = half_log_det(z, start)
-        entropy = jacobian.entropy(log_det.value, sampler.log_scale, mean)
+        entropy = jacobian.linearised_entropy(log_det.value, sampler.log_scale, mean)
         tempered = (log_likelihood / log_joint.temperature, log_prior / log_joint.temperature)
-        return Terms(*tempered, entropy, log_det), end
+        return ImplicitTerms(*tempered, entropy, log_det), end
 
     draw_key, start_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
-    normal = functools.partial(approximate_normals.normal_like, draw_key)
+    normal = functools.partial(approximate_normals.approximate_normal_like, draw_key)
     z, e = _latents(generator, sampler, num_samples, normal)
     if estimator.name == "lanczos":
         signs = jacobian.sign_probes(start_key, num_samples * estimator.num_probes, z[0])
         vectors = signs.reshape(num_samples, estimator.num_probes, -1)
     elif estimator.name == "singular_value" and vectors is None:
         vectors = jax.random.normal(start_key, z.shape, z.dtype)
-    return jax.vmap(sample)(*jax.tree.map(place, (z, e, vectors)))
+    return jax.vmap(terms_at)(*jax.tree.map(place, (z, e, vectors)))
 
 
 def default_estimator(generator: Generator) -> str:
@@ -167,7 +167,7 @@ def default_estimator(generator: Generator) -> str:
     return "exact" if generator.latent_size <= EXACT_LIMIT else "lanczos"
 
 
-def implicit(
+def implicit_vi(
     log_joint: LogJoint,
     optimizer: optax.GradientTransformation | None = None,
     batch_size: int = 32,
@@ -214,16 +214,16 @@ def implicit(
       `entropy_upper`; `smallest_singular_value` of B and `residual` of the estimator.
     """
     if generator is None:
-        shapes = log_joint.partition(jax.eval_shape(log_joint.init, jax.random.key(0)))[0]
+        shapes = log_joint.random_shapes
         generator = generators.make_generator(generators.automatic(shapes), shapes)
     estimator = Estimator(default_estimator(generator)) if estimator is None else estimator
-    for kind, name, known in (("entropy", estimator.name, ESTIMATORS), ("start", start, STARTS)):
+    for kind, name, known in (
+        ("entropy", estimator.name, ENTROPY_ESTIMATORS),
+        ("start", start, STARTS),
+    ):
         if name not in known:
             raise unknown_name(kind, name, known)
-    positive = {"noise_scale": noise_scale, "init_spread": init_spread}
-    for name, value in positive.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise UserError(f"{name} must be positive and finite, not {value}.")
+    check_positive(noise_scale=noise_scale, init_spread=init_spread)
     if not 0 < annealing_start <= 1:
         raise UserError(f"annealing_start must be above 0 and at most 1, not {annealing_start}.")
     optimizer = optax.adam(1e-3) if optimizer is None else optimizer
@@ -250,19 +250,19 @@ def implicit(
     def _learned(sampler: Sampler) -> Sampler:
         return sampler if learn_noise_scale else sampler._replace(log_scale=None)
 
-    def update(state: ImplicitState, batch: Data, rng_key: jax.Array) -> tuple[ImplicitState, Info]:
+    def update(rng_key: jax.Array, state: ImplicitState, batch: Data) -> tuple[ImplicitState, Info]:
         progress = jnp.minimum(state.num_steps / max(annealing_steps, 1), 1.0)
         annealed = annealing_start ** (1 - progress) if annealing_steps else jnp.ones(())
 
-        def loss(learned: Sampler) -> tuple[jax.Array, tuple[Terms, jax.Array | None]]:
+        def loss(learned: Sampler) -> tuple[jax.Array, tuple[ImplicitTerms, jax.Array | None]]:
             fixed = {} if learn_noise_scale else {"log_scale": state.sampler.log_scale}
             each, vectors = evidence_terms(
+                rng_key,
                 log_joint,
                 generator,
                 estimator,
                 learned._replace(**fixed),
                 batch,
-                rng_key,
                 num_samples,
                 state.vectors,
                 place,
@@ -289,16 +289,16 @@ def implicit(
         )
         return new, _info(found, has_upper=estimator.name != "singular_value")
 
-    def step(state: ImplicitState, data: Data, rng_key: jax.Array) -> tuple[ImplicitState, Info]:
-        return minibatch_epoch(update, state, data, rng_key, batch_size)
+    def step(rng_key: jax.Array, state: ImplicitState, data: Data) -> tuple[ImplicitState, Info]:
+        return minibatch_epoch(rng_key, update, state, data, batch_size)
 
-    def draw(state: ImplicitState, rng_key: jax.Array, num_draws: int) -> Params:
+    def sample(rng_key: jax.Array, state: ImplicitState, num_draws: int) -> Params:
         normal = functools.partial(trees.normal_like, rng_key)
         latents = _latents(generator, state.sampler, num_draws, normal)
         drawn = jax.vmap(lambda z, e: _weights(generator, state.sampler, z, e)[2])(*latents)
         return trees.merge(drawn, repeat(state.sampler.point, num_draws))
 
-    return Method(init, step, draw)
+    return Method(init, step, sample)
 
 
 def _latents(
@@ -369,7 +369,7 @@ def _start(
     return center, spread, log_scale, point
 
 
-def _info(found: Terms, has_upper: bool) -> Info:
+def _info(found: ImplicitTerms, has_upper: bool) -> Info:
     log_det = found.log_det
     rest = found.entropy - log_det.value
     info = {

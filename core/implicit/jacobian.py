@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.trees import Params
 
-Generator = Callable[[jax.Array], Params]  # z of shape (d,) -> a pytree of D weights
+LatentMap = Callable[[jax.Array], Params]  # z of shape (d,) -> a pytree of D weights
 Scale = Any  # s > 0: a number, or a pytree of arrays like the weights or a prefix of their tree
 Image = list[jax.Array]  # a D-vector, in pieces as the weights are: to join them costs time
 Push = Callable[[jax.Array], Image]
@@ -56,7 +56,7 @@ class LogDet(NamedTuple):
     residual: jax.Array
 
 
-def exact(generator: Generator, z: jax.Array, scale: Scale, *, block_size: int = 128) -> LogDet:
+def exact(generator: LatentMap, z: jax.Array, scale: Scale, *, block_size: int = 128) -> LogDet:
     """The value itself, for small d: A is built, d x d, from products with blocks of vectors.
 
     Rounding errors of A, of size eps |B|^2, can exceed its smallest eigenvalues and make it
@@ -102,7 +102,7 @@ def exact(generator: Generator, z: jax.Array, scale: Scale, *, block_size: int =
 
 
 def singular_value(
-    generator: Generator, z: jax.Array, scale: Scale, start: jax.Array, *, num_steps: int = 20
+    generator: LatentMap, z: jax.Array, scale: Scale, start: jax.Array, *, num_steps: int = 20
 ) -> tuple[LogDet, jax.Array]:
     """The bound d/2 log(1 + smin(B)^2) of arXiv 2310.06643, by K steps of bidiagonalisation.
 
@@ -154,7 +154,7 @@ def sign_probes(rng_key: jax.Array, num_probes: int, z: jax.Array) -> jax.Array:
 
 
 def lanczos(
-    generator: Generator,
+    generator: LatentMap,
     z: jax.Array,
     scale: Scale,
     probes: jax.Array,
@@ -216,7 +216,7 @@ def lanczos(
     return LogDet(value, lower, upper, jnp.min(smallest), jnp.mean(residuals))
 
 
-def entropy(half_log_det: jax.Array, log_scale: Scale, weights: Params) -> jax.Array:
+def linearised_entropy(half_log_det: jax.Array, log_scale: Scale, weights: Params) -> jax.Array:
     """The entropy of w = g(z) + s * e when g is replaced by its linearisation at z.
 
         H = 1/2 logdet(I_d + B^T B) + sum_i log s_i + D/2 log(2 pi e)
@@ -241,7 +241,7 @@ def entropy(half_log_det: jax.Array, log_scale: Scale, weights: Params) -> jax.A
     return half_log_det + trees.total(sums).astype(half_log_det.dtype) + constant
 
 
-def _whitened(generator: Generator, scale: Scale) -> Push:
+def _whitened(generator: LatentMap, scale: Scale) -> Push:
     """z -> g(z) / s: B is its Jacobian."""
 
     def function(z: jax.Array) -> Image:

@@ -8,7 +8,8 @@ value that is not finite, or the same value in every draw of every chain. Chains
 stuck, but at different values, have an infinite R-hat.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -109,19 +110,39 @@ def energy_bfmi(energies: ArrayLike) -> np.ndarray:
         return np.sum(np.diff(energies, axis=1) ** 2, axis=1) / np.sum(deviations**2, axis=1)
 
 
+def choose_scalars(sizes: Sequence[int], max_scalars: int, seed: int = 0) -> list[np.ndarray]:
+    """A fixed random subset of the scalars of several arrays, for diagnosing millions.
+
+    The choice depends on the arguments alone, so that draws which are stored in several files are
+    followed along the same scalars.
+
+    Args:
+      sizes: the number of scalars in each array.
+      max_scalars: the number of scalars to choose; all of them if there are fewer.
+      seed: of the choice.
+
+    Returns:
+      For each array, the increasing positions chosen in it.
+    """
+    total = sum(sizes)
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.choice(total, min(max_scalars, total), replace=False))
+    offsets = np.cumsum([0, *sizes])
+    return [
+        chosen[(chosen >= low) & (chosen < high)] - low for low, high in itertools.pairwise(offsets)
+    ]
+
+
 def subsample_parameters(
     params: Params, max_scalars: int, seed: int = 0, num_batch_axes: int = 0
 ) -> np.ndarray:
-    """A fixed random subset of the scalars in a parameter pytree, for diagnosing millions.
-
-    The choice depends on the shapes, `max_scalars` and `seed` alone, so that draws which are
-    written one by one are followed along the same scalars.
+    """The scalars of `choose_scalars` in a parameter pytree.
 
     Args:
       params: leaves with `num_batch_axes` common leading axes, such as chains and draws.
-      max_scalars: how many to keep; all of them if there are fewer.
-      seed: of the choice.
-      num_batch_axes: how many leading axes to leave as they are.
+      max_scalars: see `choose_scalars`.
+      seed: see `choose_scalars`.
+      num_batch_axes: the number of leading axes to leave as they are.
 
     Returns:
       An array (*batch axes, scalars), in the tree's order.
@@ -129,15 +150,10 @@ def subsample_parameters(
     leaves = jax.tree.leaves(params)
     batch_shape = leaves[0].shape[:num_batch_axes]
     sizes = [leaf.size // int(np.prod(batch_shape, dtype=int)) for leaf in leaves]
-    rng = np.random.default_rng(seed)
-    chosen = np.sort(rng.choice(sum(sizes), min(max_scalars, sum(sizes)), replace=False))
-    offsets = np.cumsum([0, *sizes])
     # Indexed leaf by leaf, where the leaf lives: only what is kept is copied to the host.
     kept = [
-        np.asarray(
-            leaf.reshape(*batch_shape, -1)[..., chosen[(chosen >= low) & (chosen < high)] - low]
-        )
-        for leaf, low, high in zip(leaves, offsets[:-1], offsets[1:], strict=True)
+        np.asarray(leaf.reshape(*batch_shape, -1)[..., positions])
+        for leaf, positions in zip(leaves, choose_scalars(sizes, max_scalars, seed), strict=True)
     ]
     return np.concatenate(kept, axis=-1)
 

@@ -8,29 +8,19 @@ averaged over several ways to halve the chains.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from haiku_posteriors.core.judging import diagnostics, distances, metrics
-from haiku_posteriors.utils.report.run_folders import Predictive, evenly, load_draws
+from haiku_posteriors.core.judging import distances, metrics
+from haiku_posteriors.core.judging.bootstrap import Estimate, bootstrap_error
+from haiku_posteriors.core.judging.predictions import Predictions, evenly
 
-RESAMPLES = 200  # of the test rows: a standard error to 5 %
 MAX_HALVINGS = 6
-ROWS_COMPARED = 1000  # at most so many enter the distances between functions; more tell no more
-PARAMETERS_COMPARED = 300  # at most so many, with all their correlations
-
-Statistic = Callable[[np.ndarray], float]  # of the rows with these indices
-
-
-class Estimate(NamedTuple):
-    """A number, its standard error, and for a distance its floor; NaN where unknown."""
-
-    value: float
-    error: float = float("nan")
-    floor: float = float("nan")
-    floor_error: float = float("nan")
+MAX_ROWS = 1000  # rows in the distances between functions; more would not change them visibly
+MIN_DRAWS_OF_PARAMETERS = 3  # fewer have no correlations
 
 
 class Distance(NamedTuple):
@@ -49,20 +39,22 @@ class Distance(NamedTuple):
     summarise: Callable[[np.ndarray], float]
 
 
-def quality(predictive: Predictive) -> dict[str, Estimate]:
+def quality(predictions: Predictions) -> dict[str, Estimate]:
     """Metrics of the mixture of all draws on the test rows, with bootstrap errors.
 
-    The test rows are drawn again with replacement, the same rows for every method. What the errors
-    do not cover is the randomness of training.
+    The test rows are drawn again with replacement, the same rows for every method. The errors do
+    not cover the randomness of training. Empty where the targets are not known.
     """
-    targets, log_likelihoods = predictive.targets, predictive.log_likelihoods
-    if targets is None or log_likelihoods is None:
+    targets = predictions.targets
+    if targets is None or predictions.log_likelihoods is None:
         return {}
-    values = metrics.evaluate(predictive.task, predictive.outputs, log_likelihoods, targets)
-    log_density = metrics.log_mean_exp(log_likelihoods)
-    if predictive.task == "classification":
-        mean = predictive.outputs.mean(axis=0, dtype=np.float64)
-        statistics: dict[str, Statistic] = {
+    task, outputs = predictions.task, predictions.flat_outputs
+    values = metrics.evaluate(task, outputs, predictions.flat_log_likelihoods, targets)
+    log_density = metrics.log_mean_exp(predictions.flat_log_likelihoods)
+    statistics: dict[str, Callable[[np.ndarray], float]]
+    if task == "classification":
+        mean = outputs.mean(axis=0, dtype=np.float64)
+        statistics = {
             "accuracy": lambda rows: metrics.accuracy(mean[rows], targets[rows]),
             "nll": lambda rows: -float(np.mean(log_density[rows])),
             "ece": lambda rows: metrics.expected_calibration_error(mean[rows], targets[rows]),
@@ -70,8 +62,8 @@ def quality(predictive: Predictive) -> dict[str, Estimate]:
         }
     else:
         # The error of the mean is that of one draw which is the mean.
-        mean = predictive.outputs.mean(axis=0, keepdims=True, dtype=np.float64)
-        transform = metrics.probability_integral_transform(predictive.outputs, targets)
+        mean = outputs.mean(axis=0, keepdims=True, dtype=np.float64)
+        transform = metrics.probability_integral_transform(outputs, targets)
         statistics = {
             "rmse": lambda rows: metrics.root_mean_squared_error(mean[:, rows], targets[rows]),
             "nll": lambda rows: -float(np.mean(log_density[rows])),
@@ -83,43 +75,48 @@ def quality(predictive: Predictive) -> dict[str, Estimate]:
     }
 
 
-def likelihood_difference(candidate: Predictive, reference: Predictive) -> dict[str, Estimate]:
+def likelihood_difference(candidate: Predictions, reference: Predictions) -> dict[str, Estimate]:
     """The candidate's NLL minus the reference's, row by row.
 
-    Rows that are hard for one are hard for the other, so that the difference is known far better
-    than either.
+    Rows that are hard for one are hard for the other, so the difference is known far better than
+    either. Empty for the reference itself, and where a likelihood is not known.
     """
-    pair = [p.log_likelihoods for p in (reference, candidate)]
-    if candidate is reference or any(part is None for part in pair):
+    pair = (reference, candidate)
+    if candidate is reference or any(part.log_likelihoods is None for part in pair):
         return {}
-    terms = np.subtract(*(metrics.log_mean_exp(part) for part in pair if part is not None))
+    terms = np.subtract(*(metrics.log_mean_exp(part.flat_log_likelihoods) for part in pair))
     error = bootstrap_error(lambda rows: float(np.mean(terms[rows])), len(terms))
     return {"nll_difference": Estimate(float(np.mean(terms)), error)}
 
 
-def bootstrap_error(statistic: Statistic, rows: int) -> float:
-    """Standard deviation of a statistic over resampled rows; the same resamples in every call."""
-    rng = np.random.default_rng(0)
-    return float(np.std([statistic(rng.integers(rows, size=rows)) for _ in range(RESAMPLES)]))
+def compare(
+    candidate: Predictions,
+    reference: Predictions,
+    parameters: tuple[np.ndarray, np.ndarray] | None = None,
+) -> dict[str, Estimate]:
+    """All distances of a candidate from the reference.
 
-
-def compare(candidate: Predictive, reference: Predictive) -> dict[str, Estimate]:
-    """All distances of a candidate from the reference; of the reference from itself, the floor."""
-    halvings = halve(len(reference.outputs), reference.num_chains)
+    Args:
+      candidate: its predictions; the same object as `reference` asks for the floor itself.
+      reference: predictions of the same rows.
+      parameters: the same parameters of both, (draws, k) each, in the order of the draws. Without
+        them the distances between parameters are left out.
+    """
+    halvings = halve(reference.num_draws, reference.num_chains)
     if not halvings:
         return _compare_means(candidate, reference)
     itself = candidate is reference
     chosen = [
         (
-            held if itself else evenly(len(candidate.outputs), len(held)),
-            held[evenly(len(held), len(candidate.outputs))],
+            held if itself else evenly(candidate.num_draws, len(held)),
+            held[evenly(len(held), candidate.num_draws)],
             target,
         )
         for held, target in halvings
     ]
     found = _predictive_distances(candidate, reference, chosen)
-    if candidate.flags and reference.flags:
-        found |= _parameter_distances(candidate, reference, chosen)
+    if parameters is not None and len(chosen[0][1]) >= MIN_DRAWS_OF_PARAMETERS:
+        found |= _parameter_distances(*parameters, chosen)
     estimates = {name: _estimate(distance) for name, distance in found.items()}
     if not itself:
         return estimates
@@ -149,11 +146,26 @@ def halve(num_draws: int, num_chains: int) -> list[tuple[np.ndarray, np.ndarray]
     return parts
 
 
-def _compare_means(candidate: Predictive, reference: Predictive) -> dict[str, Estimate]:
+def is_at_floor(metric: str, estimate: Estimate) -> bool:
+    """Whether a distance is within two standard errors of its floor, or better than it.
+
+    Better is possible where draws are averaged: a few point estimates from the middle of the
+    posterior have a more accurate average than as many exact draws. A ratio is not better for being
+    lower.
+    """
+    excess = estimate.value - estimate.floor
+    if metric == "agreement":
+        excess = -excess
+    elif metric.endswith("_ratio"):
+        excess = abs(excess)
+    return excess <= 2 * math.hypot(estimate.error, estimate.floor_error)  # False for NaN
+
+
+def _compare_means(candidate: Predictions, reference: Predictions) -> dict[str, Estimate]:
     """Without draws of the reference: distances of the mean predictions, and no floor."""
     if candidate is reference or candidate.task == "regression":
         return {}
-    ours, theirs = (p.outputs.mean(axis=0, dtype=np.float64) for p in (candidate, reference))
+    ours, theirs = (p.flat_outputs.mean(axis=0, dtype=np.float64) for p in (candidate, reference))
     by_row = {
         "agreement": metrics.agreements(ours, theirs),
         "total_variation": metrics.total_variations(ours, theirs),
@@ -168,7 +180,7 @@ def _compare_means(candidate: Predictive, reference: Predictive) -> dict[str, Es
 
 
 def _predictive_distances(
-    candidate: Predictive, reference: Predictive, chosen: Sequence[tuple[np.ndarray, ...]]
+    candidate: Predictions, reference: Predictions, chosen: Sequence[tuple[np.ndarray, ...]]
 ) -> dict[str, Distance]:
     found = {}
     if reference.task == "classification":
@@ -177,11 +189,11 @@ def _predictive_distances(
             ("total_variation", metrics.total_variations),
         ):
             found[name] = _over_halvings(
-                _of_means(function), candidate.outputs, reference.outputs, chosen
+                _of_means(function), candidate.flat_outputs, reference.flat_outputs, chosen
             )
-    rows = evenly(reference.outputs.shape[1], ROWS_COMPARED)
+    rows = evenly(reference.outputs.shape[2], MAX_ROWS)
     ours, theirs = (
-        distances.function_values(p.task, p.outputs[:, rows]) for p in (candidate, reference)
+        distances.function_values(p.task, p.flat_outputs[:, rows]) for p in (candidate, reference)
     )
     unit = distances.standard_deviation(theirs)  # (rows, k)
     unit = np.where(unit > 0, unit, np.nan)
@@ -210,19 +222,8 @@ def _of_means(
 
 
 def _parameter_distances(
-    candidate: Predictive, reference: Predictive, chosen: Sequence[tuple[np.ndarray, ...]]
+    ours: np.ndarray, theirs: np.ndarray, chosen: Sequence[tuple[np.ndarray, ...]]
 ) -> dict[str, Distance]:
-    """Of the networks' parameters, where they are the same network's and there is a spread."""
-    named = [load_draws(run) for run in (candidate, reference)]
-    shapes = [{name: leaf.shape[2:] for name, leaf in draws.items()} for draws in named]
-    if shapes[0] != shapes[1] or len(chosen[0][1]) < 3:
-        return {}
-    ours, theirs = (
-        diagnostics.subsample_parameters(draws, PARAMETERS_COMPARED, num_batch_axes=2).reshape(
-            len(run.outputs), -1
-        )
-        for draws, run in zip(named, (candidate, reference), strict=True)
-    )
     # Point estimates do not vary, and are not for a method to get right.
     varying = np.ptp(theirs, axis=0) > 0
     ours, theirs = ours[:, varying], theirs[:, varying]

@@ -22,10 +22,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from haiku_posteriors.core import errors
+from haiku_posteriors.core.judging.predictions import Predictions
 
 Array = NDArray[np.float64]
 
+TASKS = ("classification", "regression")
 COVERAGE_LEVELS = (0.50, 0.90, 0.95)
+ROWS_AT_ONCE = 1000  # bounds memory, not results
 
 
 class ReliabilityBins(NamedTuple):
@@ -36,8 +39,6 @@ class ReliabilityBins(NamedTuple):
     weight: Array  # Fraction of all rows that are in the bin; sums to 1.
 
 
-# A diverged run has infinities; they belong in the numbers returned, not in a warning each.
-@np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def evaluate(
     task: str, predictions: ArrayLike, log_likelihoods: ArrayLike, targets: ArrayLike
 ) -> dict[str, float]:
@@ -65,21 +66,33 @@ def evaluate(
     Raises:
       UserError: the task is unknown or the shapes do not belong together.
     """
-    evaluators = {"classification": _evaluate_classification, "regression": _evaluate_regression}
-    if task not in evaluators:
-        raise errors.unknown_name("task", task, evaluators)
-    predictions, log_likelihoods = np.asarray(predictions), np.asarray(log_likelihoods)
-    if predictions.ndim != 3 or 0 in predictions.shape:
-        raise errors.UserError(
-            f"Predictions must be (draws, rows, outputs) and not empty, not {predictions.shape}."
-        )
-    if log_likelihoods.shape != predictions.shape[:2]:
-        raise errors.UserError(
-            f"Log-likelihoods of shape {log_likelihoods.shape} do not belong to predictions of "
-            f"shape {predictions.shape}: they must be (draws, rows)."
-        )
-    metrics = evaluators[task](predictions, targets)
-    return metrics | {"nll": negative_log_likelihood(log_likelihoods)}
+    return _summarise(task, _row_statistics(task, predictions, log_likelihoods, targets), targets)
+
+
+def of_predictions(predictions: Predictions) -> dict[str, float]:
+    """`evaluate` of the mixture over all draws of all chains, ROWS_AT_ONCE rows at a time."""
+    task, outputs, log_likelihoods, targets = predictions
+    if log_likelihoods is None or targets is None:
+        raise errors.UserError("Without targets, predictions cannot be evaluated.")
+    blocks = []
+    for first in range(0, len(targets), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        block = Predictions(task, outputs[:, :, rows], log_likelihoods[:, :, rows])
+        flat = (block.flat_outputs, block.flat_log_likelihoods)
+        blocks.append(_row_statistics(task, *flat, targets[rows]))
+    joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    return _summarise(task, joined, targets)
+
+
+def mean_over_draws(predictions: Predictions) -> dict[str, float]:
+    """The mean of each draw's own metrics."""
+    outputs, log_likelihoods = predictions.flat_outputs, predictions.flat_log_likelihoods
+    assert predictions.targets is not None
+    each = [
+        evaluate(predictions.task, draw[None], row[None], predictions.targets)
+        for draw, row in zip(outputs, log_likelihoods, strict=True)
+    ]
+    return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
 
 
 def log_mean_exp(values: ArrayLike, axis: int = 0) -> Array:
@@ -249,36 +262,66 @@ def total_variations(first: ArrayLike, second: ArrayLike) -> Array:
     return np.asarray(0.5 * np.abs(first - second).sum(axis=1))
 
 
-def _evaluate_classification(predictions: NDArray, targets: ArrayLike) -> dict[str, float]:
-    mean = predictions.mean(axis=0, dtype=np.float64)
-    epistemic = float(np.mean(mutual_information(predictions)))
+# A diverged run has infinities; they belong in the numbers returned, not in a warning each.
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def _row_statistics(
+    task: str, predictions: ArrayLike, log_likelihoods: ArrayLike, targets: ArrayLike
+) -> dict[str, Array]:
+    """What the metrics need to know of each row, once the draws are averaged out."""
+    if task not in TASKS:
+        raise errors.unknown_name("task", task, TASKS)
+    predictions, log_likelihoods = np.asarray(predictions), np.asarray(log_likelihoods)
+    if predictions.ndim != 3 or 0 in predictions.shape:
+        raise errors.UserError(
+            f"Predictions must be (draws, rows, outputs) and not empty, not {predictions.shape}."
+        )
+    if log_likelihoods.shape != predictions.shape[:2]:
+        raise errors.UserError(
+            f"Log-likelihoods of shape {log_likelihoods.shape} do not belong to predictions of "
+            f"shape {predictions.shape}: they must be (draws, rows)."
+        )
+    log_density = log_mean_exp(log_likelihoods, axis=0)
+    if task == "classification":
+        return {
+            "log_density": log_density,
+            "mean": predictions.mean(axis=0, dtype=np.float64),
+            "aleatoric": _mean_draw_entropy(predictions),
+            "epistemic": mutual_information(predictions),
+        }
+    means, deviations, observed = _regression(predictions, targets)
     return {
-        "accuracy": accuracy(mean, targets),
-        "ece": expected_calibration_error(mean, targets),
-        "ece_equal_mass": expected_calibration_error(mean, targets, equal_mass=True),
-        "brier": brier_score(mean, targets),
-        "entropy": float(np.mean(entropy(mean))),
-        "aleatoric": float(np.mean(_mean_draw_entropy(predictions))),
-        "epistemic": epistemic,
-        "disagreement": epistemic,
+        "log_density": log_density,
+        "mean": means.mean(axis=0),
+        "transform": probability_integral_transform(predictions, observed),
+        "aleatoric": np.sqrt(np.mean(deviations**2, axis=0)),
+        "epistemic": means.std(axis=0),
     }
 
 
-def _evaluate_regression(predictions: NDArray, targets: ArrayLike) -> dict[str, float]:
-    means, deviations, observed = _regression(predictions, targets)
-    transform = probability_integral_transform(predictions, observed)
-    epistemic = float(np.mean(means.std(axis=0)))
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def _summarise(task: str, rows: dict[str, Array], targets: ArrayLike) -> dict[str, float]:
+    """The metrics of `evaluate` from statistics of all rows."""
+    mean, epistemic = rows["mean"], float(np.mean(rows["epistemic"]))
+    shared = {
+        "nll": -float(np.mean(rows["log_density"])),
+        "aleatoric": float(np.mean(rows["aleatoric"])),
+        "epistemic": epistemic,
+        "disagreement": epistemic,
+    }
+    if task == "classification":
+        return shared | {
+            "accuracy": accuracy(mean, targets),
+            "ece": expected_calibration_error(mean, targets),
+            "ece_equal_mass": expected_calibration_error(mean, targets, equal_mass=True),
+            "brier": brier_score(mean, targets),
+            "entropy": float(np.mean(entropy(mean))),
+        }
     coverage = {
-        f"coverage_{round(100 * level)}": interval_coverage(transform, level)
+        f"coverage_{round(100 * level)}": interval_coverage(rows["transform"], level)
         for level in COVERAGE_LEVELS
     }
-    return {
-        "rmse": root_mean_squared_error(predictions, observed),
-        **coverage,
-        "aleatoric": float(np.mean(np.sqrt(np.mean(deviations**2, axis=0)))),
-        "epistemic": epistemic,
-        "disagreement": epistemic,
-    }
+    error = np.asarray(targets, np.float64) - mean
+    return shared | coverage | {"rmse": float(np.sqrt(np.mean(error**2)))}
 
 
 def _mean_draw_entropy(probabilities: NDArray) -> Array:

@@ -32,15 +32,15 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
 from haiku_posteriors.core import trees
-from haiku_posteriors.core.data import Data, take
+from haiku_posteriors.core.data import Data, pad
 from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.networks.interception import Layer, intercept_layers
 from haiku_posteriors.core.trees import Params
 
 LAYERS: dict[type[hk.Module], int] = {hk.Linear: 0, hk.Conv1D: 1, hk.Conv2D: 2}  # spatial axes
-# (bundle, inputs, rng_key) -> outputs; a bundle holds trees of floats, among them `params`.
-NoisyNetwork = Callable[[dict[str, Params], jax.Array, jax.Array], jax.Array]
+# (rng_key, bundle, inputs) -> outputs; a bundle holds trees of floats, among them `params`.
+NoisyNetwork = Callable[[jax.Array, dict[str, Params], jax.Array], jax.Array]
 
 
 class Call(NamedTuple):
@@ -150,10 +150,9 @@ def covered_parameters(
       inputs: (rows, ...); only shape and dtype matter.
       estimator: as for `covered_modules`.
     """
-    params = jax.eval_shape(log_joint.init, jax.random.key(0))
-    modules = covered_modules(log_joint.network, params, inputs, estimator)
-    names = list(trees.named_leaves(log_joint.partition(params)[0]))
-    covered = [name for name in names if _module(name) in modules]
+    modules = covered_modules(log_joint.network, log_joint.shapes, inputs, estimator)
+    names = list(trees.named_leaves(log_joint.random_shapes))
+    covered = [name for name in names if trees.module_name(name) in modules]
     return covered, [name for name in names if name not in covered]
 
 
@@ -167,7 +166,7 @@ def noisy_network(
     """
     estimate = _local if estimator == "local" else _flipout
 
-    def apply(bundle: dict[str, Params], inputs: jax.Array, rng_key: jax.Array) -> jax.Array:
+    def apply(rng_key: jax.Array, bundle: dict[str, Params], inputs: jax.Array) -> jax.Array:
         spreads = trees.named_leaves(bundle["spread"])
 
         def intercept(module: hk.Module, layer: Layer, x: jax.Array) -> jax.Array:
@@ -176,7 +175,7 @@ def noisy_network(
             if module.module_name not in modules or not own:
                 return layer(x)
             key = jax.random.fold_in(rng_key, modules.index(module.module_name))
-            return estimate(layer, x, own, key, getattr(module, "channel_index", -1))
+            return estimate(key, layer, x, own, getattr(module, "channel_index", -1))
 
         with intercept_layers(LAYERS, intercept):
             return network(bundle["params"], inputs)
@@ -185,59 +184,57 @@ def noisy_network(
 
 
 def sampled_log_likelihood(
+    rng_key: jax.Array,
     log_joint: LogJoint,
     mean: Params,
     scale: Params,
     drawn: Params,
     data: Data,
-    rng_key: jax.Array,
     estimator: str,
 ) -> jax.Array:
     """log p(D | w), not tempered, at w ~ q: by `estimator` where it covers w, else at `drawn`.
 
     Args:
+      rng_key: of the noise inside the network.
       log_joint: of the network.
       mean: of the random parameters under q, `None` elsewhere.
       scale: their standard deviations, likewise.
       drawn: a draw from q of all parameters, with the point estimates in their places.
       data: rows and weights.
-      rng_key: of the noise inside the network.
       estimator: as for `covered_modules`.
 
     Returns:
       A scalar, of expectation E_q[log p(D | w)] with the exception for `local` stated above.
     """
     modules = covered_modules(log_joint.network, drawn, data.inputs, estimator)
-    means = trees.map_with_name(lambda name, m: m if _module(name) in modules else None, mean)
+    means = trees.map_with_name(
+        lambda name, m: m if trees.module_name(name) in modules else None, mean
+    )
     noise = jax.tree.map(jnp.subtract, log_joint.partition(drawn)[0], mean)
     bundle = {
         "params": trees.merge(means, drawn),
         "spread": scale if estimator == "local" else noise,
     }
     network = noisy_network(log_joint.network, modules, estimator)
-    return noisy_log_likelihood(log_joint, network, bundle, data, rng_key)
+    return noisy_log_likelihood(rng_key, log_joint, network, bundle, data)
 
 
 def noisy_log_likelihood(
+    rng_key: jax.Array,
     log_joint: LogJoint,
     network: NoisyNetwork,
     bundle: dict[str, Params],
     data: Data,
-    rng_key: jax.Array,
 ) -> jax.Array:
     """sum_i a_i log p(y_i | network(bundle, x_i, noise_i)), not tempered, in microbatches.
 
     Every row carries a key, and a microbatch uses that of its first row, so that no two rows share
     noise, whatever the number of microbatches. The likelihood's own parameters are in `params`.
     """
-    pieces, rows = log_joint.num_microbatches, data.weights.shape[0]
-    if rows % pieces:
-        position = jnp.arange(-(-rows // pieces) * pieces)
-        index = jnp.where(position < rows, position, 0)
-        data = take(data, index, jnp.where(position < rows, data.weights[index], 0.0))
+    data = pad(data, log_joint.num_microbatches)
     keys = jax.random.split(rng_key, data.weights.shape[0])
     noisy = dataclasses.replace(
-        log_joint, network=lambda bundle, rows: network(bundle, rows[0], rows[1][0])
+        log_joint, network=lambda bundle, rows: network(rows[1][0], bundle, rows[0])
     )
     own = bundle["params"].get(PARAMETER_GROUP, {})
     return noisy.log_likelihood(
@@ -247,20 +244,20 @@ def noisy_log_likelihood(
 
 
 def _local(
-    layer: Layer, x: jax.Array, scales: dict[str, jax.Array], key: jax.Array, channel: int
+    rng_key: jax.Array, layer: Layer, x: jax.Array, scales: dict[str, jax.Array], channel: int
 ) -> jax.Array:
     variance = _with_parameters(layer, jax.tree.map(jnp.square, scales), jnp.square(x))
     # Where all inputs are zero so is the variance, and the root's gradient would be infinite.
     positive = variance > 0
     std = jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
-    return layer(x) + std * jax.random.normal(key, std.shape, std.dtype)
+    return layer(x) + std * jax.random.normal(rng_key, std.shape, std.dtype)
 
 
 def _flipout(
-    layer: Layer, x: jax.Array, noise: dict[str, jax.Array], key: jax.Array, channel: int
+    rng_key: jax.Array, layer: Layer, x: jax.Array, noise: dict[str, jax.Array], channel: int
 ) -> jax.Array:
     def signs(index: int, shape: tuple[int, ...]) -> jax.Array:
-        own_key = jax.random.fold_in(key, index)
+        own_key = jax.random.fold_in(rng_key, index)
         return jax.random.rademacher(own_key, row_and_channel(shape, channel), x.dtype)
 
     mean = layer(x)
@@ -277,10 +274,6 @@ def _with_parameters(layer: Layer, values: dict[str, jax.Array], x: jax.Array) -
 
     with hk.custom_getter(getter):
         return layer(x)
-
-
-def _module(name: str) -> str:
-    return name.rpartition("/")[0]
 
 
 def row_and_channel(shape: tuple[int, ...], channel: int, by_row: bool = True) -> tuple[int, ...]:

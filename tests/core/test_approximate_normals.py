@@ -53,7 +53,9 @@ def test_numbers_have_this_law():
     A correct generator would fail each of them once in about a million choices of the seed.
     """
     size = 2_000_000
-    numbers = np.asarray(approximate_normals.normal_like(jax.random.key(0), jnp.zeros(size)), float)
+    numbers = np.asarray(
+        approximate_normals.approximate_normal_like(jax.random.key(0), jnp.zeros(size)), float
+    )
     values = np.asarray(approximate_normals._near_normal(jnp.arange(1021, dtype=jnp.uint32)), float)
     counts = np.bincount(np.searchsorted(values, numbers - 1e-4), minlength=1021)
     often = size * PROBABILITIES > 20
@@ -74,7 +76,7 @@ def test_numbers_are_independent():
     size = 50_000
     tree = {"a": jnp.zeros((size // 2, 2)), "b": jnp.zeros(size)}
     keys = [jax.random.fold_in(jax.random.key(0), number) for number in range(4)]
-    trees = [approximate_normals.normal_like(key, tree) for key in keys]
+    trees = [approximate_normals.approximate_normal_like(key, tree) for key in keys]
     rows = np.stack([np.ravel(leaf) for tree in trees for leaf in jax.tree.leaves(tree)])
     rows = np.concatenate([rows, np.roll(rows[:1], 1), np.roll(rows[:1], 2)])
     for values in (rows, rows**2):
@@ -85,9 +87,11 @@ def test_numbers_are_independent():
 def test_a_chain_has_the_same_numbers_alone_and_among_others():
     keys = jax.random.split(jax.random.key(0), 3)
     shape = jnp.zeros(5)
-    together = jax.vmap(approximate_normals.normal_like, (0, None))(keys, shape)
+    together = jax.vmap(approximate_normals.approximate_normal_like, (0, None))(keys, shape)
     for key, row in zip(keys, together, strict=True):
-        np.testing.assert_allclose(approximate_normals.normal_like(key, shape), row, rtol=1e-6)
+        np.testing.assert_allclose(
+            approximate_normals.approximate_normal_like(key, shape), row, rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
@@ -95,11 +99,15 @@ def test_a_chain_has_the_same_numbers_alone_and_among_others():
 def test_type_and_shape_are_the_trees(implementation, dtype):
     with jax.enable_x64(dtype == jnp.float64):
         tree = {"a": jnp.zeros((2, 3), dtype), "b": jnp.zeros((), dtype), "c": None}
-        numbers = approximate_normals.normal_like(jax.random.key(0, impl=implementation), tree)
+        numbers = approximate_normals.approximate_normal_like(
+            jax.random.key(0, impl=implementation), tree
+        )
         assert jax.tree.structure(numbers) == jax.tree.structure(tree)
         for leaf, like in zip(jax.tree.leaves(numbers), jax.tree.leaves(tree), strict=True):
             assert (leaf.shape, leaf.dtype, leaf.weak_type) == (like.shape, dtype, False)
 
 
 def test_an_empty_tree_has_no_numbers():
-    assert approximate_normals.normal_like(jax.random.key(0), {"a": None}) == {"a": None}
+    assert approximate_normals.approximate_normal_like(jax.random.key(0), {"a": None}) == {
+        "a": None
+    }

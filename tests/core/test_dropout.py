@@ -35,7 +35,7 @@ def build(network=two_layers, **settings):
 
 
 def params_of(log_joint):
-    shapes = jax.eval_shape(log_joint.init, jax.random.key(0))
+    shapes = log_joint.shapes
     generator = np.random.default_rng(1)
     return jax.tree.map(lambda s: jnp.asarray(generator.normal(size=s.shape), s.dtype), shapes)
 
@@ -62,7 +62,7 @@ def test_draws_and_training_noise_have_the_analytic_moments():
     covariance = RATE / (1 - RATE) * terms @ terms.T
 
     state = method.init(jax.random.key(0), params)
-    weights = jax.jit(method.draw, static_argnums=2)(state, jax.random.key(1), 20_000)
+    weights = jax.jit(method.sample, static_argnums=2)(jax.random.key(1), state, 20_000)
     outputs = np.asarray(jax.vmap(log_joint.network, (0, None))(weights, INPUTS)[:, :, 0], float)
     check_moments(outputs, mean, np.diag(covariance))
     np.testing.assert_allclose(np.cov(outputs.T), covariance, atol=0.06 * np.abs(covariance).max())
@@ -71,7 +71,7 @@ def test_draws_and_training_noise_have_the_analytic_moments():
     assert [(call.module, by_row) for call, by_row in calls] == [("first", True), ("second", True)]
     noisy = dropout.dropout_network(log_joint.network, {"second": True}, RATE)
     keys = jax.random.split(jax.random.key(2), 20_000)
-    outputs = jax.jit(jax.vmap(lambda key: noisy({"params": params}, INPUTS, key)))(keys)
+    outputs = jax.jit(jax.vmap(lambda key: noisy(key, {"params": params}, INPUTS)))(keys)
     outputs = np.asarray(outputs[:, :, 0], float)
     check_moments(outputs, mean, np.diag(covariance))
     off_diagonal = np.cov(outputs.T) - np.diag(np.diag(covariance))
@@ -90,7 +90,7 @@ def test_a_draw_masks_whole_input_channels_and_nothing_else():
     method = dropout.mc_dropout(log_joint, RATE)
     state = method.init(jax.random.key(0), params)
     draws = trees.named_leaves(
-        jax.jit(method.draw, static_argnums=2)(state, jax.random.key(1), 2000)
+        jax.jit(method.sample, static_argnums=2)(jax.random.key(1), state, 2000)
     )
     masked = {"second/w", "last/w"}
     for name, value in trees.named_leaves(params).items():
@@ -116,8 +116,8 @@ def test_the_objective_is_the_expected_log_joint_of_the_draws(family):
     method = dropout.mc_dropout(log_joint, RATE, optax.sgd(0.0), batch_size=9)
     state = method.init(jax.random.key(0), params)
     keys = jax.random.split(jax.random.key(3), 4000)
-    _, info = jax.jit(jax.vmap(method.step, (None, None, 0)))(state, DATA, keys)
-    draws = jax.jit(method.draw, static_argnums=2)(state, jax.random.key(4), 20_000)
+    _, info = jax.jit(jax.vmap(method.step, (0, None, None)))(keys, state, DATA)
+    draws = jax.jit(method.sample, static_argnums=2)(jax.random.key(4), state, 20_000)
     values = jax.jit(jax.vmap(log_joint, (0, None)))(draws, DATA)
     ours, theirs = np.asarray(info["log_joint"][:, 0], float), np.asarray(values, float)
     error = np.sqrt(ours.var() / len(ours) + theirs.var() / len(theirs))
@@ -132,7 +132,7 @@ def test_a_rate_of_zero_is_the_map_estimate():
     log_joint = build(num_microbatches=2)
     method = dropout.mc_dropout(log_joint, 0.0, optax.sgd(1e-3), batch_size=9)
     state = method.init(jax.random.key(0), params_of(log_joint))
-    new, info = jax.jit(method.step)(state, DATA, jax.random.key(1))
+    new, info = jax.jit(method.step)(jax.random.key(1), state, DATA)
     value, gradient = jax.jit(jax.value_and_grad(log_joint))(state.params, DATA)
     assert float(info["log_joint"][0]) == pytest.approx(float(value), rel=1e-5)
     for before, after, slope in zip(
@@ -170,7 +170,7 @@ def test_a_recurrent_network_trains():
     params = params_of(log_joint)
     method = dropout.mc_dropout(log_joint, 0.5, batch_size=4)
     state = method.init(jax.random.key(0), params)
-    draws = jax.jit(method.draw, static_argnums=2)(state, jax.random.key(1), 4000)
+    draws = jax.jit(method.sample, static_argnums=2)(jax.random.key(1), state, 4000)
     outputs = np.asarray(jax.jit(jax.vmap(log_joint.network, (0, None)))(draws, INPUTS), float)
     calls = noisy_layers.calls_with_rows(log_joint.network, params, INPUTS)
     by_row = {
@@ -181,12 +181,12 @@ def test_a_recurrent_network_trains():
     noisy = dropout.dropout_network(log_joint.network, by_row, 0.5)
     keys = jax.random.split(jax.random.key(2), 4000)
     training = np.asarray(
-        jax.jit(jax.vmap(lambda key: noisy({"params": params}, INPUTS, key)))(keys), float
+        jax.jit(jax.vmap(lambda key: noisy(key, {"params": params}, INPUTS)))(keys), float
     )
     error = np.sqrt((outputs.var(axis=0) + training.var(axis=0)) / 4000)
     assert np.all(np.abs(outputs.mean(axis=0) - training.mean(axis=0)) < 5 * error)
     np.testing.assert_allclose(outputs.std(axis=0), training.std(axis=0), rtol=0.1)
-    _, info = jax.jit(method.step)(state, DATA, jax.random.key(3))
+    _, info = jax.jit(method.step)(jax.random.key(3), state, DATA)
     assert np.all(np.isfinite(info["log_joint"]))
 
 

@@ -20,7 +20,7 @@ from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data, make_data
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.hamiltonian import leapfrog, transition
-from haiku_posteriors.core.hmc import HMCState, hmc, overdispersed_init
+from haiku_posteriors.core.hmc import HMCState, hmc, overdispersed_params
 from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
@@ -79,8 +79,8 @@ def sample(method, data, num_chains, num_iterations, seed=0):
 
     def iterate(states, iteration):
         keys = chain_keys(jax.random.fold_in(jax.random.key(seed), iteration), num_chains)
-        states, info = jax.vmap(method.step, (0, None, 0))(states, data, keys)
-        draws = jax.vmap(lambda state: method.draw(state, keys[0], 1))(states)
+        states, info = jax.vmap(method.step, (0, 0, None))(keys, states, data)
+        draws = jax.vmap(lambda state: method.sample(keys[0], state, 1))(states)
         return states, (jax.tree.map(lambda leaf: leaf[:, 0], draws), info)
 
     @jax.jit
@@ -157,10 +157,10 @@ def test_energy_error_is_of_second_order():
         log_joint, data, params, inverse_mass = start_of_trajectory(np.float64)
         kernel = jax.jit(
             lambda step_size, num_steps: transition(
+                jax.random.key(3),
                 log_joint,
                 params,
                 data,
-                jax.random.key(3),
                 step_size=step_size,
                 inverse_mass=inverse_mass,
                 num_steps=num_steps,
@@ -186,10 +186,10 @@ def test_float32_resolves_the_energy_error_of_millions_of_parameters(monkeypatch
             # In place of a drawn one: the two precisions draw different momenta.
             monkeypatch.setattr(trees, "normal_like", lambda key, tree: momentum)
             return transition(
+                jax.random.key(0),
                 log_joint,
                 params,
                 data,
-                jax.random.key(0),
                 step_size=jnp.array(0.1, dtype),
                 inverse_mass={"x": {"w": jnp.ones((), dtype)}},
                 num_steps=jnp.array(10),
@@ -372,7 +372,7 @@ def test_chains_are_the_same_alone_and_in_lockstep():
     step, state = jax.jit(method.step), method.init(chain_keys(jax.random.key(1), 3)[1], None)
     for iteration in range(6):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), iteration), 1)
-        state, alone = step(state, NO_DATA, key)
+        state, alone = step(key, state, NO_DATA)
         assert alone["num_leapfrog_steps"] == info["num_leapfrog_steps"][1, iteration]
         np.testing.assert_allclose(
             alone["energy_error"], info["energy_error"][1, iteration], rtol=1e-3, atol=1e-4
@@ -435,7 +435,7 @@ def test_state_is_arrays_of_constant_shape_and_dtype(dtype):
     for settings in ({}, {"adapt_mass_matrix": True}, {"step_size": 0.1}):
         method = hmc(log_joint, **settings)
         before = jax.eval_shape(method.init, jax.random.key(0), None)
-        after, info = jax.eval_shape(method.step, before, data, jax.random.key(0))
+        after, info = jax.eval_shape(method.step, jax.random.key(0), before, data)
         assert isinstance(before, HMCState) and before == after
         assert {leaf.dtype for leaf in jax.tree.leaves(before)} == {
             np.dtype(dtype),
@@ -456,7 +456,7 @@ def test_compiles_once():
     step, state = jax.jit(method.step), method.init(jax.random.key(0), None)
     counts = []
     for iteration in range(5):
-        state, _ = step(state, NETWORK_DATA, jax.random.fold_in(jax.random.key(0), iteration))
+        state, _ = step(jax.random.fold_in(jax.random.key(0), iteration), state, NETWORK_DATA)
         counts.append(len(traces))
     assert len(set(counts)) == 1 and step._cache_size() == 1
 
@@ -479,12 +479,12 @@ def test_no_key_is_used_twice(monkeypatch):
     with jax.disable_jit():
         for iteration in range(3):
             key = jax.random.fold_in(jax.random.key(1), iteration)
-            state, info = method.step(state, NO_DATA, key)
+            state, info = method.step(key, state, NO_DATA)
     assert len(used) == len(set(used)) == 3 * 3 and not set(used) & set(parents)
     monkeypatch.undo()
     step, state = jax.jit(method.step), method.init(jax.random.key(0), None)
     for iteration in range(3):
-        state, same = step(state, NO_DATA, jax.random.fold_in(jax.random.key(1), iteration))
+        state, same = step(jax.random.fold_in(jax.random.key(1), iteration), state, NO_DATA)
     np.testing.assert_allclose(same["energy"], info["energy"], rtol=1e-5)
 
 
@@ -510,7 +510,7 @@ def test_default_trajectory_is_a_quarter_period_of_the_tempered_prior():
     step = jax.jit(method.step)
     starts = [{"x": {"w": jnp.full(9, start, jnp.float32)}} for start in (0.0, 30.0)]
     results = [
-        step(method.init(jax.random.key(0), start), NO_DATA, jax.random.key(1)) for start in starts
+        step(jax.random.key(1), method.init(jax.random.key(0), start), NO_DATA) for start in starts
     ]
     (near, info), (far, _) = results
     assert info["num_leapfrog_steps"] == 1000
@@ -524,7 +524,9 @@ def test_overdispersed_starts():
         likelihood=gaussian(0.3, learn_noise=True),
         stochastic_params="linear_1|likelihood",
     )
-    starts = jax.jit(jax.vmap(overdispersed_init(log_joint)))(chain_keys(jax.random.key(0), 2000))
+    starts = jax.jit(jax.vmap(lambda key: overdispersed_params(key, log_joint)))(
+        chain_keys(jax.random.key(0), 2000)
+    )
     leaves = trees.named_leaves(starts)
     assert jax.tree.structure(starts) == jax.tree.structure(log_joint.init(jax.random.key(0)))
     assert np.all(leaves["likelihood/log_noise_std"] == np.float32(math.log(0.3)))

@@ -90,7 +90,7 @@ def test_difference_of_values(params, pieces):
 def test_minibatches_partition_the_rows_and_are_unbiased(params, batch_size):
     """sum_b (n_b / N) * estimate_b is the full sum exactly, whatever the batch size."""
     log_joint, data = build(), make_data(INPUTS, TARGETS, multiple_of=4)
-    indices, weights = minibatch_indices(ROWS, batch_size, jax.random.key(1), jnp.float32)
+    indices, weights = minibatch_indices(jax.random.key(1), ROWS, batch_size, jnp.float32)
     assert len(indices) == num_minibatches(ROWS, batch_size)
     real = np.asarray(weights) > 0
     assert sorted(np.asarray(indices)[real]) == list(range(ROWS))
@@ -110,7 +110,7 @@ def test_each_minibatch_alone_is_unbiased(params):
 
     @jax.vmap
     def estimates(key):
-        indices, weights = minibatch_indices(ROWS, 5, key, jnp.float32)
+        indices, weights = minibatch_indices(key, ROWS, 5, jnp.float32)
         first, last = (take(data, indices[b], weights[b]) for b in (0, -1))
         return jnp.stack([log_joint.log_likelihood(params, batch) for batch in (first, last)])
 

@@ -73,7 +73,7 @@ def test_a_quadratic_log_joint_is_that_of_the_closed_form(at_once, num_microbatc
     )
     plane = surface.make_plane(*POINTS)
     coordinates = rng.uniform(-0.5, 1.5, size=(20, 2))
-    log_prior, log_likelihood = surface.evaluate(
+    log_prior, log_likelihood = surface.evaluate_on_plane(
         log_joint, jax.device_put(make_data(x, y)), plane, coordinates, at_once
     )
     for (s, t), prior, likelihood in zip(coordinates, log_prior, log_likelihood, strict=True):

@@ -123,7 +123,7 @@ def estimates(estimator, microbatches=1, temperature=1.0, num_samples=1):
     log_joint = build(num_microbatches=microbatches, temperature=temperature)
 
     def elbo(q, key):
-        terms = vi.evidence_terms(log_joint, q, DATA, key, estimator, num_samples=num_samples)
+        terms = vi.evidence_terms(key, log_joint, q, DATA, estimator, num_samples=num_samples)
         return terms.expected_log_likelihood - terms.divergence, terms
 
     def one(mean, raw, key):
@@ -243,7 +243,7 @@ def test_gradients_agree_between_estimators_in_a_deep_network():
 
         def gradient(key, estimator=estimator):
             def elbo(q):
-                terms = vi.evidence_terms(log_joint, q, DATA, key, estimator)
+                terms = vi.evidence_terms(key, log_joint, q, DATA, estimator)
                 return terms.expected_log_likelihood - terms.divergence
 
             return ravel_pytree(jax.grad(elbo)(q))[0]
@@ -273,7 +273,7 @@ def train(log_joint, num_epochs, optimizer, state=None, **settings):
     @jax.jit
     def run(state):
         keys = jax.random.split(jax.random.key(2), num_epochs)
-        return jax.lax.scan(lambda s, key: method.step(s, DATA, key), state, keys)
+        return jax.lax.scan(lambda s, key: method.step(key, s, DATA), state, keys)
 
     return run(state)
 
@@ -326,7 +326,7 @@ def test_kl_equals_numerical_integration(direction, families):
 
     def divergences(key):
         return {
-            family: vi.evidence_terms(build(family=family), q, DATA, key, kl=direction).divergence
+            family: vi.evidence_terms(key, build(family=family), q, DATA, kl=direction).divergence
             for family in families
         }
 
@@ -351,7 +351,7 @@ def test_both_divergences_vanish_at_the_prior():
     def gradient(q):
         key = jax.random.key(0)
         return sum(
-            vi.evidence_terms(build(), q, DATA, key, kl=direction).divergence
+            vi.evidence_terms(key, build(), q, DATA, kl=direction).divergence
             for direction in vi.KL_DIRECTIONS
         )
 
@@ -408,7 +408,7 @@ def test_kl_factor_along_the_steps():
     step = jax.jit(method.step)
     scales = []
     for epoch in range(2):
-        state, info = step(state, DATA, jax.random.key(epoch))
+        state, info = step(jax.random.key(epoch), state, DATA)
         scales.append(np.log(info["prior_scale/*"]))
     factors = np.array([12, 6, 3, 12, 6, 3]) / 14 * [0.25, 0.5, 0.75, 1, 1, 1]
     moves = np.diff(np.append(np.concatenate(scales), state.variational.log_prior_scale["*"]))
@@ -441,7 +441,7 @@ def test_learned_prior_scale_has_the_closed_form_optimum(granularity):
 
     def divergence(scale):
         moved = q._replace(log_prior_scale=scale)
-        return vi.evidence_terms(log_joint, moved, DATA, jax.random.key(0)).divergence
+        return vi.evidence_terms(jax.random.key(0), log_joint, moved, DATA).divergence
 
     gradient = jax.jit(jax.grad(divergence))
     at_best, elsewhere = gradient(best), gradient(q.log_prior_scale)
@@ -457,7 +457,7 @@ def test_a_prior_scale_is_that_of_a_prior_with_another_weight_decay():
     def both(family_params):
         return {
             family: [
-                vi.evidence_terms(build(family=family, weight_decay=decay), q, DATA, key)[1]
+                vi.evidence_terms(key, build(family=family, weight_decay=decay), q, DATA)[1]
                 for q, decay in zip(family_params, (1.0, 0.25), strict=True)
             ]
             for family in ("gaussian", *FAMILIES)
@@ -497,9 +497,9 @@ def test_stochastic_params_are_drawn_and_the_rest_copied_and_trained():
     log_joint = build(mlp, learn_noise=True, stochastic_params="linear_1/w|likelihood")
     method = vi.mean_field_vi(log_joint, batch_size=8, sigma_init=0.1, estimator="local")
     start = method.init(jax.random.key(0), None)
-    state, _ = jax.jit(method.step)(start, DATA, jax.random.key(1))
+    state, _ = jax.jit(method.step)(jax.random.key(1), start, DATA)
     draws = trees.named_leaves(
-        jax.jit(method.draw, static_argnums=2)(state, jax.random.key(2), 4000)
+        jax.jit(method.sample, static_argnums=2)(jax.random.key(2), state, 4000)
     )
     mean, raw, point = (trees.named_leaves(tree) for tree in state.variational[:3])
     assert set(mean) == set(raw) == {"mlp/~/linear_1/w", "likelihood/log_noise_std"}
@@ -533,7 +533,7 @@ def test_learned_noise_keeps_its_own_prior():
     def differences(key):
         pairs = [
             [
-                vi.evidence_terms(model, at, DATA, key, kl=direction).divergence
+                vi.evidence_terms(key, model, at, DATA, kl=direction).divergence
                 for model, at in ((log_joint, q), (build(), plain))
             ]
             for direction in vi.KL_DIRECTIONS
@@ -568,8 +568,8 @@ def test_chains_float64_and_one_trace(estimator):
         )
         keys = jax.random.split(jax.random.key(0), 2)
         state = jax.jit(jax.vmap(lambda key: method.init(key, None)))(keys)
-        step = jax.jit(jax.vmap(method.step, (0, None, 0)))
-        new, info = step(state, data, keys)
+        step = jax.jit(jax.vmap(method.step, (0, 0, None)))
+        new, info = step(keys, state, data)
         assert jax.tree.map(lambda a: (a.shape, a.dtype), new) == jax.tree.map(
             lambda a: (a.shape, a.dtype), state
         )
@@ -577,9 +577,9 @@ def test_chains_float64_and_one_trace(estimator):
         assert all(leaf.dtype == jnp.float64 for leaf in floats)
         assert not np.allclose(info["elbo"][0], info["elbo"][1])
         count = len(traces)
-        step(new, data, jax.random.split(jax.random.key(1), 2))
+        step(jax.random.split(jax.random.key(1), 2), new, data)
         assert len(traces) == count
-        alone, _ = jax.jit(method.step)(jax.tree.map(lambda a: a[0], state), data, keys[0])
+        alone, _ = jax.jit(method.step)(keys[0], jax.tree.map(lambda a: a[0], state), data)
         for one, many in zip(jax.tree.leaves(alone), jax.tree.leaves(new), strict=True):
             np.testing.assert_allclose(one, many[0], rtol=1e-8)
 

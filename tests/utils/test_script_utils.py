@@ -31,8 +31,8 @@ def test_pretraining_keeps_the_best_start_of_each_chain(monkeypatch):
 
     method = Method(
         lambda key, params: Still(params),
-        lambda state, data, key: (state, {"log_joint": score(state.params)[None]}),
-        lambda state, key, number: state.params,
+        lambda key, state, data: (state, {"log_joint": score(state.params)[None]}),
+        lambda key, state, number: state.params,
     )
 
     def scores(num_chains, num_starts):

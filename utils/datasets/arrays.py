@@ -1,9 +1,45 @@
-"""A user's own arrays: what they are taken for, and what is refused."""
+"""A user's own arrays and .npz files: what they are taken for, and what is refused."""
+
+import pathlib
 
 import numpy as np
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils.datasets.readers import RawData
+from haiku_posteriors.utils.datasets.raw import RawData
+from haiku_posteriors.utils.files import read_arrays
+
+ARRAY_NAMES = ("x_train", "y_train", "x_test", "y_test")
+
+
+def read_npz(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Reads x_train, y_train, x_test and y_test of an .npz file without unpickling."""
+    try:
+        found = read_arrays(path)
+    except UserError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise UserError(
+            f"{path} holds pickled objects, which are not read because unpickling can run code; "
+            "save plain numeric arrays."
+        ) from error
+    missing = [name for name in ARRAY_NAMES if name not in found]
+    if missing:
+        raise UserError(f"{path} lacks the arrays {', '.join(missing)}.")
+    x_train, y_train, x_test, y_test = (found[name] for name in ARRAY_NAMES)
+    check_rows(f"File {path}", x_train, y_train, x_test, y_test)
+    return x_train, y_train, x_test, y_test
+
+
+def check_rows(
+    source: str, x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
+) -> None:
+    """Refuses arrays whose inputs and targets do not go together."""
+    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
+            raise UserError(
+                f"{source} has arrays x_{part} and y_{part} of shapes {x.shape} and {y.shape}; "
+                "they need the same number of rows, at least one."
+            )
 
 
 def check_arrays(

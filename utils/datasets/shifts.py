@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.judging.predictions import evenly
 from haiku_posteriors.utils import data_utils
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.datasets.corruptions import (
@@ -15,9 +16,8 @@ from haiku_posteriors.utils.datasets.corruptions import (
     corrupt,
     rotate,
 )
-from haiku_posteriors.utils.report.run_folders import evenly
 
-# What is foreign to a set without being of another form.
+# Sets of other content whose images have the same shape.
 FOREIGN_SETS = {
     "mnist": ("fashion_mnist", "notmnist"),
     "fashion_mnist": ("mnist", "notmnist"),
@@ -25,18 +25,18 @@ FOREIGN_SETS = {
     "cifar100": ("svhn", "cifar10"),
     "svhn": ("cifar10", "cifar100"),
 }
-FLAT_IMAGES = {"digits": (8, 8, 1)}  # images whose rows the network sees as one line of pixels
+FLAT_IMAGES = {"digits": (8, 8, 1)}  # images that the network gets as flat rows of pixels
 ROTATIONS = tuple(range(0, 181, 15))
 
 
 class InputSpace(NamedTuple):
-    """How values in their own units (pixels: 0 to 1) and a network's inputs belong together.
+    """The affine map from values in their own units (pixels: 0 to 1) to a network's inputs.
 
     Attributes:
       is_image: whether the values are pixels.
       shape: of one row of values, (height, width, channels) for images.
       slope: inputs = slope * values + offset, by channel or feature, as in training.
-      offset: see there.
+      offset: see `slope`.
     """
 
     is_image: bool
@@ -45,13 +45,13 @@ class InputSpace(NamedTuple):
     offset: np.ndarray
 
     def to_inputs(self, values: np.ndarray, like: np.ndarray) -> np.ndarray:
-        """Values (rows, *shape) as the network is to see them, in the form of `like`."""
+        """Values (rows, *shape) as inputs, in the row shape and type of `like`."""
         scaled = values * self.slope + self.offset
         return scaled.reshape(len(values), *like.shape[1:]).astype(like.dtype)
 
 
 class Shift(NamedTuple):
-    """Test rows changed in one way; the name of the way, and how strongly."""
+    """Test rows changed by one kind of shift at one strength."""
 
     kind: str
     strength: float
@@ -63,8 +63,8 @@ def input_space(
 ) -> tuple[InputSpace, np.ndarray]:
     """A data set's space of inputs, and its test rows in their own units.
 
-    The scaling is found by comparing the rows with and without it, so that it is the run's own
-    whatever statistics it came from.
+    The scaling is found by comparing the rows with and without it, so that it is the one of the
+    run whatever statistics it came from.
     """
     raw = data_utils.load(
         dataset.name, data_dir, task=task, standardize=False, float_dtype=np.float64
@@ -80,12 +80,12 @@ def input_space(
 
 
 def foreign_rows(
-    name: str, data_dir: str | None, space: InputSpace, like: np.ndarray, at_most: int
+    name: str, data_dir: str | None, space: InputSpace, like: np.ndarray, max_rows: int
 ) -> np.ndarray:
     """Test rows of another data set as the run's network would see them.
 
     Raises:
-      UserError: the set is not there (with what to put where), or of another form.
+      UserError: the set cannot be found, or its rows have another shape.
     """
     values = data_utils.load(name, data_dir, standardize=False, float_dtype=np.float64).x_test
     if values.shape[1:] != like.shape[1:]:
@@ -93,7 +93,7 @@ def foreign_rows(
             f"Rows of '{name}' have shape {values.shape[1:]}, but this network takes "
             f"{like.shape[1:]}."
         )
-    values = values[evenly(len(values), at_most)].reshape(-1, *space.shape)
+    values = values[evenly(len(values), max_rows)].reshape(-1, *space.shape)
     return space.to_inputs(values, like)
 
 
@@ -112,7 +112,7 @@ def corruptions(space: InputSpace, values: np.ndarray, like: np.ndarray) -> Iter
 
 
 def rotations(space: InputSpace, values: np.ndarray, like: np.ndarray) -> Iterator[Shift]:
-    """Images turned step by step."""
+    """Images at every angle of ROTATIONS; nothing for other data."""
     for degrees in ROTATIONS if space.is_image else ():
         turned = rotate(values, degrees)
         yield Shift("rotation", degrees, space.to_inputs(turned, like))

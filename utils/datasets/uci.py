@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils.datasets.readers import RawData
+from haiku_posteriors.utils.datasets.raw import RawData
 
 
 class UciSet(NamedTuple):

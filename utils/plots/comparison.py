@@ -1,20 +1,17 @@
-"""Pictures of a comparison: distances with their floors, calibration and spread side by side."""
+"""Pictures of a comparison: distances with their floors, and the spread of functions."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.artist import Artist
 
-from haiku_posteriors.core.judging import distances, metrics
-from haiku_posteriors.core.judging.floors import Estimate
-from haiku_posteriors.utils.plots import plot_utils
-from haiku_posteriors.utils.plots.plot_utils import BLACK, BLUE, GREY, VERMILLION
-from haiku_posteriors.utils.report.run_folders import Predictive, evenly
+from haiku_posteriors.core.judging import distances
+from haiku_posteriors.core.judging.bootstrap import Estimate
+from haiku_posteriors.core.judging.predictions import Predictions, evenly
+from haiku_posteriors.utils.plots.style import BLACK, BLUE, GREY, new_panels, save
 
-ROWS_SHOWN = 500
-COLOURS = (BLACK, BLUE, VERMILLION, "#009E73", plot_utils.ORANGE, plot_utils.SKY_BLUE, "#CC79A7")
-MARKERS = "oosD^v<>"
+MAX_SCATTER_ROWS = 500
 
 
 def distance_bars(
@@ -22,7 +19,7 @@ def distance_bars(
     results: Mapping[str, Mapping[str, Estimate]],
     shown: Mapping[str, str],
 ) -> None:
-    """One panel a distance: each candidate's value with two standard errors, and its floor.
+    """One panel per distance: each candidate's value with two standard errors, and its floor.
 
     Args:
       path: file to write.
@@ -34,7 +31,7 @@ def distance_bars(
         for key, label in shown.items()
         if any(np.isfinite(result[key].value) for result in results.values() if key in result)
     }
-    figure, axes = plot_utils.new_panels(
+    figure, axes = new_panels(
         len(known), width=4.6, height=1.1 + 0.42 * len(results), x_label="", share_x=False
     )
     for axis, (key, label) in zip(axes, known.items(), strict=True):
@@ -72,67 +69,43 @@ def distance_bars(
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False
     )
-    plot_utils.save(figure, path)
-
-
-def calibration_curves(path: pathlib.Path, predictives: Sequence[Predictive]) -> None:
-    """Accuracy against confidence, or observed against nominal coverage, a line a method."""
-    figure = plot_utils.new_figure(6.0, 5.0)
-    axis = figure.subplots()
-    plot_utils.tidy(axis)
-    axis.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="calibrated")
-    for index, predictive in enumerate(predictives):
-        if predictive.targets is None:
-            continue
-        if predictive.task == "classification":
-            mean = predictive.outputs.mean(axis=0, dtype=np.float64)
-            bins = metrics.reliability_bins(mean, predictive.targets, equal_mass=True)
-            x, y = bins.confidence[bins.weight > 0], bins.accuracy[bins.weight > 0]
-            axis.set(xlabel="confidence", ylabel="accuracy (bins of equal numbers of rows)")
-        else:
-            transform = metrics.probability_integral_transform(
-                predictive.outputs, predictive.targets
-            )
-            x = np.linspace(0, 1, 41)
-            y = np.array([metrics.interval_coverage(transform, level) for level in x])
-            axis.set(xlabel="nominal coverage", ylabel="observed coverage")
-        axis.plot(
-            x,
-            y,
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)] if predictive.task == "classification" else None,
-            markersize=4,
-            linewidth=1.6,
-            label=predictive.name,
-        )
-    axis.legend(frameon=False, fontsize="small")
-    plot_utils.save(figure, path)
+    save(figure, path)
 
 
 def spread_scatter(
-    path: pathlib.Path, candidates: Sequence[Predictive], reference: Predictive
+    path: pathlib.Path,
+    candidates: Mapping[str, Predictions],
+    reference_name: str,
+    reference: Predictions,
 ) -> None:
-    """Standard deviation of the function at each test row, candidate's against reference's."""
-    rows = evenly(reference.outputs.shape[1], ROWS_SHOWN)
+    """Standard deviation of the function at each test row, candidate's against reference's.
 
-    def spread(predictive: Predictive) -> np.ndarray:
-        values = distances.function_values(predictive.task, predictive.outputs[:, rows])
+    Args:
+      path: file to write.
+      candidates: predictions by name, of more than one draw each.
+      reference_name: for the label of the axis.
+      reference: predictions of the same rows.
+    """
+    rows = evenly(reference.outputs.shape[2], MAX_SCATTER_ROWS)
+
+    def spread(predictions: Predictions) -> np.ndarray:
+        outputs = predictions.flat_outputs[:, rows]
+        values = distances.function_values(predictions.task, outputs)
         return distances.standard_deviation(values).mean(axis=1)
 
-    able = [candidate for candidate in candidates if len(candidate.outputs) > 1]
-    figure, axes = plot_utils.new_panels(
-        len(able),
+    figure, axes = new_panels(
+        len(candidates),
         width=3.7,
         height=3.5,
-        x_label=f"std of {reference.name}",
+        x_label=f"std of {reference_name}",
         y_label="std of the method",
         share_y=True,
     )
     theirs = spread(reference)
     ends = [np.min(theirs[theirs > 0], initial=theirs.max()), theirs.max()]
-    for axis, candidate in zip(axes, able, strict=True):
+    for axis, (name, candidate) in zip(axes, candidates.items(), strict=True):
         ours = spread(candidate)
         axis.plot(theirs, ours, "o", color=BLUE, alpha=0.5, markersize=3.5, markeredgewidth=0)
         axis.plot(ends, ends, color=BLACK, linestyle="--", linewidth=1)
-        axis.set(title=candidate.name, xscale="log", yscale="log")
-    plot_utils.save(figure, path)
+        axis.set(title=name, xscale="log", yscale="log")
+    save(figure, path)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.colors import BoundaryNorm
 
-from haiku_posteriors.utils.plots import plot_utils
-from haiku_posteriors.utils.report.run_folders import evenly
+from haiku_posteriors.core.judging.predictions import evenly
+from haiku_posteriors.utils.plots.style import VERMILLION, new_panels, save
 
 LEVELS = 24
 
@@ -30,7 +30,7 @@ def draw_surfaces(
       points: (3, 2), coordinates of the three points.
       lengths: (2,), what a unit of each coordinate is in the space of parameters.
     """
-    figure, axes = plot_utils.new_panels(
+    figure, axes = new_panels(
         len(values),
         width=4.6,
         height=4.4,
@@ -49,7 +49,7 @@ def draw_surfaces(
         bar = figure.colorbar(filled, ax=axis, orientation="horizontal", shrink=0.9, ticks=ticks)
         bar.ax.set_xticklabels([f"{tick:.4g}" for tick in ticks])
         for number, (s, t) in enumerate(points * lengths, start=1):
-            axis.plot(s, t, "o", color=plot_utils.VERMILLION, mec="white", markersize=7)
+            axis.plot(s, t, "o", color=VERMILLION, mec="white", markersize=7)
             axis.annotate(
                 str(number),
                 (s, t),
@@ -60,7 +60,7 @@ def draw_surfaces(
             )
         axis.set(title=title, aspect="equal", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
         axis.grid(visible=False)
-    plot_utils.save(figure, path)
+    save(figure, path)
 
 
 def _levels(surface: np.ndarray) -> np.ndarray:

@@ -7,8 +7,14 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from haiku_posteriors.core.judging import detection
-from haiku_posteriors.utils.plots import plot_utils
-from haiku_posteriors.utils.plots.comparison import COLOURS, MARKERS
+from haiku_posteriors.utils.plots.style import (
+    RUN_COLOURS,
+    RUN_MARKERS,
+    new_figure,
+    new_panels,
+    save,
+    tidy,
+)
 
 MAX_RUNS_IN_DETAIL = 2  # with more, the lines of single kinds would hide the means
 
@@ -16,14 +22,14 @@ MAX_RUNS_IN_DETAIL = 2  # with more, the lines of single kinds would hide the me
 def distribution_functions(
     path: pathlib.Path, scores: Mapping[str, Mapping[str, np.ndarray]], label: str
 ) -> None:
-    """Empirical distribution functions of an uncertainty, a panel a run and a line a data set.
+    """Empirical distribution functions of an uncertainty, a panel per run and a line per data set.
 
     Args:
       path: file to write.
       scores: uncertainties of rows, by run and data set.
       label: what the uncertainty is.
     """
-    figure, axes = plot_utils.new_panels(
+    figure, axes = new_panels(
         len(scores), width=4.6, height=3.4, x_label=label, y_label="share of rows", share_y=True
     )
     for axis, (run, sets) in zip(axes, scores.items(), strict=True):
@@ -34,12 +40,12 @@ def distribution_functions(
                 share,
                 where="post",
                 label=name,
-                color=COLOURS[index],
+                color=RUN_COLOURS[index % len(RUN_COLOURS)],
                 linewidth=1.8,
             )
         axis.set(title=run, ylim=(0, 1.01))
     axes[0].legend(frameon=False, fontsize="small", loc="lower right")
-    plot_utils.save(figure, path)
+    save(figure, path)
 
 
 def shift_curves(
@@ -49,7 +55,7 @@ def shift_curves(
     labels: Mapping[str, str],
     x_label: str,
 ) -> None:
-    """Metrics against the strength of a shift, a panel a metric and a line a run.
+    """Metrics against the strength of a shift, a panel per metric and a line per run.
 
     The line is the mean over kinds of shift; faint lines, of few runs, are the single kinds.
 
@@ -60,10 +66,10 @@ def shift_curves(
       labels: what they are called.
       x_label: what the strength is.
     """
-    figure, axes = plot_utils.new_panels(len(shown), width=4.2, height=3.4, x_label=x_label)
+    figure, axes = new_panels(len(shown), width=4.2, height=3.4, x_label=x_label)
     for axis, metric in zip(axes, shown, strict=True):
         for index, (run, found) in enumerate(shifts.items()):
-            colour = COLOURS[index % len(COLOURS)]
+            colour = RUN_COLOURS[index % len(RUN_COLOURS)]
             kinds = sorted({kind for kind, _, _ in found})
             lines = []
             for kind in kinds:
@@ -76,7 +82,7 @@ def shift_curves(
                 strengths,
                 np.mean(lines, axis=0),
                 color=colour,
-                marker=MARKERS[index % len(MARKERS)],
+                marker=RUN_MARKERS[index % len(RUN_MARKERS)],
                 markersize=4,
                 linewidth=2,
                 label=run,
@@ -84,7 +90,7 @@ def shift_curves(
         axis.set_title(labels[metric])
     axes[0].xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes[0].legend(frameon=False, fontsize="small")
-    plot_utils.save(figure, path)
+    save(figure, path)
 
 
 def risk_coverage(
@@ -92,14 +98,16 @@ def risk_coverage(
     rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
     label: str,
 ) -> None:
-    """Risk against coverage, a line a run; `rows` has uncertainties and losses by run."""
-    figure = plot_utils.new_figure(6.0, 4.2)
+    """Risk against coverage, a line per run; `rows` has uncertainties and losses by run."""
+    figure = new_figure(6.0, 4.2)
     axis = figure.subplots()
-    plot_utils.tidy(axis)
+    tidy(axis)
     for index, (run, (uncertainty, losses)) in enumerate(rows.items()):
         coverage, risk = detection.risk_coverage(uncertainty, losses)
-        axis.plot(coverage, risk, color=COLOURS[index % len(COLOURS)], linewidth=1.8, label=run)
+        axis.plot(
+            coverage, risk, color=RUN_COLOURS[index % len(RUN_COLOURS)], linewidth=1.8, label=run
+        )
     axis.set(xlabel="coverage: share of rows answered", ylabel=f"{label} of those", xlim=(0, 1))
     axis.set_ylim(bottom=0)
     axis.legend(frameon=False, fontsize="small")
-    plot_utils.save(figure, path)
+    save(figure, path)

@@ -7,8 +7,8 @@ import numpy as np
 
 from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.judging.diagnostics import Convergence
-from haiku_posteriors.utils.logging_utils import write_json
-from haiku_posteriors.utils.plots import plot_utils
+from haiku_posteriors.utils.files import write_json
+from haiku_posteriors.utils.plots import curves
 from haiku_posteriors.utils.train_utils import RunResult
 
 # Diagnosing every prediction or weight of a large problem would take longer than it tells.
@@ -20,15 +20,19 @@ def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
     """Convergence of predictions at test points and of parameters, both of fixed subsets."""
     chains, draws = result.test_predictions.outputs.shape[:2]
     predictions = result.test_predictions.outputs.reshape(chains, draws, -1)
-    if np.ptp(predictions, axis=(0, 1)).any():
-        # A known noise is the same in every draw, and not for chains to agree on.
-        predictions = predictions[:, :, np.ptp(predictions, axis=(0, 1)) > 0]
-    chosen = np.linspace(0, predictions.shape[2] - 1, PREDICTIONS_DIAGNOSED).astype(int)
-    parameters = diagnostics.subsample_parameters(
-        result.draws, PARAMETERS_DIAGNOSED, num_batch_axes=2
+    # A known noise is the same in every draw, and not for chains to agree on.
+    varying = np.flatnonzero(np.ptp(predictions, axis=(0, 1)) > 0)
+    varying = varying if len(varying) else np.arange(predictions.shape[2])
+    chosen = np.linspace(0, len(varying) - 1, PREDICTIONS_DIAGNOSED).astype(int)
+    parameters = np.concatenate(
+        [
+            diagnostics.subsample_parameters(part, PARAMETERS_DIAGNOSED, num_batch_axes=2)
+            for part in result.store.parts()
+        ],
+        axis=1,
     )
     return (
-        diagnostics.convergence(predictions[:, :, np.unique(chosen)]),
+        diagnostics.convergence(predictions[:, :, varying[np.unique(chosen)]]),
         diagnostics.convergence(parameters),
     )
 
@@ -89,7 +93,7 @@ def _write(
     }
     write_json(directory / "diagnostics.json", content)
     log_joint = result.history.get("log_joint")
-    plot_utils.chain_diagnostics(
+    curves.chain_diagnostics(
         directory / "diagnostics.png", log_joint, predictions.rhat, parameters.rhat
     )
     summary = content["predictions"]

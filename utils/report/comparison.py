@@ -1,4 +1,4 @@
-"""What a comparison leaves in its folder: comparison.html, .csv, .md and the pictures."""
+"""The report of a comparison: comparison.html, .csv, .md and the pictures."""
 
 import pathlib
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ import numpy as np
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import floors
-from haiku_posteriors.core.judging.floors import Estimate
+from haiku_posteriors.core.judging.bootstrap import Estimate
 from haiku_posteriors.utils import ensemble_utils
-from haiku_posteriors.utils.plots import comparison, plot_utils
-from haiku_posteriors.utils.report import pages, run_folders
-from haiku_posteriors.utils.report.run_folders import Predictive
+from haiku_posteriors.utils.plots import calibration, comparison, predictive
+from haiku_posteriors.utils.report import pages, run_folders, run_networks
+from haiku_posteriors.utils.report.run_folders import OpenedRun
 
 LABELS = {
     "draws": "draws",
@@ -63,13 +63,26 @@ DEFINITIONS = (
     "not.",
     "R-hat and effective sample size (ESS) are of predictions at test rows, for Markov chains.",
 )
+MAX_PARAMETERS = 300  # parameters compared, with all their correlations
 GRID_POINTS = 300
 GRID_MARGIN = 0.3  # how far beyond the data the panels reach, in units of their range
-DRAWS_SHOWN = 200
+MAX_DRAWS_SHOWN = 200
 
 
-def write(directory: pathlib.Path, reference: Predictive, candidates: Sequence[Predictive]) -> None:
+def write(
+    directory: pathlib.Path,
+    reference: OpenedRun,
+    candidates: Sequence[OpenedRun],
+    data_dir: str | None = None,
+) -> None:
     """Compares, writes everything, and prints the table.
+
+    Args:
+      directory: the folder to write to.
+      reference: the run to measure against.
+      candidates: the runs to measure.
+      data_dir: the folder of data files, for predictions beyond the test rows; None for the folder
+        that each run used.
 
     Raises:
       UserError: a candidate cannot be compared with the reference.
@@ -77,15 +90,9 @@ def write(directory: pathlib.Path, reference: Predictive, candidates: Sequence[P
     for candidate in candidates:
         run_folders.refuse_other_data(candidate, reference)
     reference, *candidates = run_folders.distinct_names([reference, *candidates])
-    results = {
-        predictive.name: _facts(predictive)
-        | floors.quality(predictive)
-        | floors.likelihood_difference(predictive, reference)
-        | floors.compare(predictive, reference)
-        for predictive in (reference, *candidates)
-    }
+    results = _results(reference, candidates)
     warnings, notes = remarks(reference, candidates)
-    pictures, left_out = _draw(directory, reference, candidates, results)
+    pictures, left_out = _draw(directory, reference, candidates, results, data_dir)
     notes += left_out
     title = f"Against {reference.name}"
     if reference.flags:
@@ -110,24 +117,24 @@ def write(directory: pathlib.Path, reference: Predictive, candidates: Sequence[P
     print(f"The report is {directory / 'comparison.html'}; comparison.csv and .md are beside it.")
 
 
-def remarks(reference: Predictive, candidates: Sequence[Predictive]) -> tuple[list[str], list[str]]:
-    """Sentences on what makes the numbers doubtful, and on what else to know."""
-    warnings = []
+def remarks(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> tuple[list[str], list[str]]:
+    """Warnings, which make the numbers doubtful, and notes; a sentence each."""
+    warnings, notes = [], []
     if reference.diagnostics.get("problems"):
         problems = " ".join(reference.diagnostics["problems"])
         warnings.append(f"The reference has not converged by its own verdict. {problems}")
-    notes = []
-    if not floors.halve(len(reference.outputs), reference.num_chains):
+    num_draws, num_chains = reference.predictions.num_draws, reference.predictions.num_chains
+    if not floors.halve(num_draws, num_chains):
         notes.append(
-            f"{reference.name} has {len(reference.outputs)} draw(s): distances between functions "
-            "and floors cannot be told from it."
+            f"{reference.name} has {num_draws} draw(s): distances between functions and floors "
+            "cannot be told from it."
         )
-    elif reference.num_chains == 1:
+    elif num_chains == 1:
         warnings.append(
             "The reference is one chain: its floor is the distance between its two halves, which "
             "does not show what the chain as a whole misses."
         )
-    if all(predictive.targets is None for predictive in (reference, *candidates)):
+    if all(run.predictions.targets is None for run in (reference, *candidates)):
         notes.append(
             "There are no labels: give --targets for accuracy, likelihood and calibration."
         )
@@ -142,13 +149,38 @@ def remarks(reference: Predictive, candidates: Sequence[Predictive]) -> tuple[li
     return warnings, notes
 
 
-def _facts(predictive: Predictive) -> dict[str, Estimate]:
-    summary, chains = predictive.summary, predictive.diagnostics.get("predictions", {})
-    found = {"draws": float(len(predictive.outputs))}
+def _results(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> pages.Results:
+    theirs = reference.predictions
+    # Of a reference that cannot be halved, only mean predictions are compared.
+    with_parameters = reference.flags and floors.halve(theirs.num_draws, theirs.num_chains)
+    reference_sample = (
+        run_folders.read_parameters(reference, MAX_PARAMETERS) if with_parameters else None
+    )
+    results = {}
+    for run in (reference, *candidates):
+        parameters = None
+        if reference_sample is not None and run.flags:
+            sample = reference_sample
+            if run is not reference:
+                sample = run_folders.read_parameters(run, MAX_PARAMETERS)
+            if sample.shapes == reference_sample.shapes:  # of the same network
+                parameters = (sample.values, reference_sample.values)
+        results[run.name] = (
+            _facts(run)
+            | floors.quality(run.predictions)
+            | floors.likelihood_difference(run.predictions, theirs)
+            | floors.compare(run.predictions, theirs, parameters)
+        )
+    return results
+
+
+def _facts(run: OpenedRun) -> dict[str, Estimate]:
+    summary, convergence = run.summary, run.diagnostics.get("predictions", {})
+    found = {"draws": float(run.predictions.num_draws)}
     found |= {
-        key: chains[key]
+        key: convergence[key]
         for key in ("median_rhat", "largest_rhat", "smallest_bulk_ess")
-        if chains.get(key) is not None  # null where draws were too few to tell
+        if convergence.get(key) is not None  # null where draws were too few to tell
     }
     if "seconds" in summary:
         found["seconds"] = summary["seconds"]
@@ -159,17 +191,18 @@ def _facts(predictive: Predictive) -> dict[str, Estimate]:
 
 def _draw(
     directory: pathlib.Path,
-    reference: Predictive,
-    candidates: Sequence[Predictive],
+    reference: OpenedRun,
+    candidates: Sequence[OpenedRun],
     results: pages.Results,
+    data_dir: str | None,
 ) -> tuple[dict[pathlib.Path, str], list[str]]:
     """Draws what the data allow; captions by file, and a sentence on what could not be drawn."""
     pictures, left_out = {}, []
     everyone = (reference, *candidates)
-    if reference.flags and reference.task == "regression":
+    if reference.flags and reference.predictions.task == "regression":
         path = directory / "predictive.png"
         try:
-            if _predictive_panel(path, [run for run in everyone if run.flags]):
+            if _predictive_panel(path, [run for run in everyone if run.flags], data_dir):
                 pictures[path] = "Predictive distributions, all on the same axes."
         except UserError as error:  # the data are elsewhere; the predictions are here
             left_out.append(f"Predictive distributions are not drawn. {error}")
@@ -178,13 +211,14 @@ def _draw(
         path = directory / "distances.png"
         comparison.distance_bars(path, compared, DISTANCES)
         pictures[path] = "Distances from the reference (agreement: the more the better; ratios: 1)."
-    if any(predictive.targets is not None for predictive in everyone):
+    if any(run.predictions.targets is not None for run in everyone):
         path = directory / "calibration.png"
-        comparison.calibration_curves(path, everyone)
+        calibration.calibration_curves(path, {run.name: run.predictions for run in everyone})
         pictures[path] = "Calibration on the test rows."
-    if len(reference.outputs) > 1 and any(len(c.outputs) > 1 for c in candidates):
+    spread = {c.name: c.predictions for c in candidates if c.predictions.num_draws > 1}
+    if reference.predictions.num_draws > 1 and spread:
         path = directory / "spread.png"
-        comparison.spread_scatter(path, candidates, reference)
+        comparison.spread_scatter(path, spread, reference.name, reference.predictions)
         pictures[path] = (
             "Standard deviation of the network's function at test rows: below the line, the "
             "method is surer than the reference."
@@ -192,19 +226,19 @@ def _draw(
     return pictures, left_out
 
 
-def _predictive_panel(path: pathlib.Path, runs: Sequence[Predictive]) -> bool:
+def _predictive_panel(path: pathlib.Path, runs: Sequence[OpenedRun], data_dir: str | None) -> bool:
     """Draws all runs on one grid; False where the data have more than one input or target."""
     panels = {}
     for run in runs:
-        log_joint, dataset = run_folders.load_problem(run)
+        log_joint, dataset = run_networks.load_run_problem(run, data_dir)
         if dataset.x_train.shape[1:] != (1,) or dataset.y_train.shape[1:] != (1,):
             return False
         low, high = float(dataset.x_train.min()), float(dataset.x_train.max())
         margin = GRID_MARGIN * (high - low)
         grid = np.linspace(low - margin, high + margin, GRID_POINTS)
-        draws = run_folders.choose_draws(log_joint, run, DRAWS_SHOWN)
-        predict = run_folders.make_predictor(log_joint, dataset, draws)
-        panels[run.name] = predict(grid[:, None]).outputs
+        draws = run_networks.choose_draws(log_joint, run, MAX_DRAWS_SHOWN)
+        predict = run_networks.predictor_of_run(log_joint, dataset, draws)
+        panels[run.name] = predict(grid[:, None], None).flat_outputs
     targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset)
-    plot_utils.predictive_panel(path, panels, grid, dataset.x_train, targets)
+    predictive.predictive_panel(path, panels, grid, dataset.x_train, targets)
     return True

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
-from haiku_posteriors.core.judging.floors import Estimate
-from haiku_posteriors.utils.checkpoint_utils import write_atomically
+from haiku_posteriors.core.judging.bootstrap import Estimate
+from haiku_posteriors.core.judging.floors import is_at_floor
+from haiku_posteriors.utils.files import write_atomically
 
 Results = Mapping[str, Mapping[str, Estimate]]  # by the run's name, then by the number's
 
@@ -48,21 +49,6 @@ def show_number(value: float, error: float = math.nan) -> str:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
     digits = min(6, max(0, 1 - math.floor(math.log10(error))))
     return f"{value:.{digits}f} ± {error:.{digits}f}"
-
-
-def is_at_floor(metric: str, estimate: Estimate) -> bool:
-    """Whether a distance is within two standard errors of its floor, or better than it.
-
-    Better is possible where draws are averaged: a few point estimates from the middle of the
-    posterior have a more accurate average than as many exact draws. A ratio is not better for being
-    lower.
-    """
-    excess = estimate.value - estimate.floor
-    if metric == "agreement":
-        excess = -excess
-    elif metric.endswith("_ratio"):
-        excess = abs(excess)
-    return excess <= 2 * math.hypot(estimate.error, estimate.floor_error)  # False for NaN
 
 
 def text_table(results: Results, labels: Mapping[str, str], style: str) -> str:
@@ -151,7 +137,7 @@ def write_markdown(path: pathlib.Path, results: Results, labels: Mapping[str, st
 
 
 def write_csv(path: pathlib.Path, results: Results) -> None:
-    """A line a number: run, metric, value, error, floor, floor_error; what is unknown is empty."""
+    """One line per number, with the fields of `Estimate`; an unknown value is empty."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["run", "metric", *Estimate._fields])

@@ -9,8 +9,8 @@ from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.utils import ensemble_utils
 from haiku_posteriors.utils.data_utils import Dataset
-from haiku_posteriors.utils.logging_utils import read_rows
-from haiku_posteriors.utils.plots import plot_utils
+from haiku_posteriors.utils.files import read_rows
+from haiku_posteriors.utils.plots import calibration, curves, predictive
 from haiku_posteriors.utils.train_utils import RunResult
 
 GRID_POINTS = 300
@@ -24,12 +24,12 @@ def draw_run(
 ) -> list[pathlib.Path]:
     """Draws what suits the data, and returns the files."""
     pictures = {}
-    outputs = result.test_predictions.flat().outputs
+    outputs = result.test_predictions.flat_outputs
     targets = ensemble_utils.targets_in_original_units(dataset.y_test, dataset)
     one_input = dataset.x_train.shape[1:] == (1,)
     two_inputs = dataset.x_train.shape[1:] == (2,)
     if dataset.task == "regression":
-        pictures["calibration.png"] = lambda path: plot_utils.regression_calibration(
+        pictures["calibration.png"] = lambda path: calibration.regression_calibration(
             path, outputs, targets, title
         )
         if one_input and dataset.y_train.shape[1] == 1:
@@ -37,7 +37,7 @@ def draw_run(
                 path, title, log_joint, dataset, result
             )
     else:
-        pictures["reliability.png"] = lambda path: plot_utils.reliability_diagram(
+        pictures["reliability.png"] = lambda path: calibration.reliability_diagram(
             path, outputs.mean(axis=0), targets, title
         )
         if two_inputs and dataset.num_classes == 2:
@@ -46,7 +46,7 @@ def draw_run(
     if len(rows) > 1:
         score = "rmse" if dataset.task == "regression" else "accuracy"
         keys = ["log_joint", "train_nll", "test_nll", f"test_{score}"]
-        pictures["curves.png"] = lambda path: plot_utils.training_curves(path, rows, keys)
+        pictures["curves.png"] = lambda path: curves.training_curves(path, rows, keys)
     for file_name, draw in pictures.items():
         draw(directory / file_name)
     return [directory / file_name for file_name in pictures]
@@ -59,11 +59,10 @@ def predict_grid(
     total = result.test_predictions.outputs.shape[1]
     per_chain = max(1, DRAWS_SHOWN // result.test_predictions.outputs.shape[0])
     few = np.unique(np.linspace(0, total - 1, min(total, per_chain)).astype(int))
-    draws = jax.tree.map(lambda leaf: leaf[:, few], result.draws)
     dummy = np.zeros((len(grid), *dataset.y_train.shape[1:]), dataset.y_train.dtype)
     predict = ensemble_utils.make_predictor(log_joint, dataset)
     data = jax.device_put(make_data(grid.astype(dataset.x_train.dtype), dummy))
-    return predict(draws, data).flat().outputs
+    return predict(result.store.take(few), data).flat_outputs
 
 
 def _axis(values: np.ndarray, points: int) -> np.ndarray:
@@ -78,7 +77,7 @@ def _predictive(
     grid = _axis(dataset.x_train, GRID_POINTS)
     predictions = predict_grid(log_joint, dataset, result, grid[:, None])
     targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset)
-    plot_utils.predictive_panel(
+    predictive.predictive_panel(
         path, {title: predictions}, grid, dataset.x_train[:, 0], targets[:, 0]
     )
 
@@ -89,6 +88,6 @@ def _surface(
     first, second = (_axis(dataset.x_train[:, column], GRID_SIDE) for column in (0, 1))
     grid = np.stack([mesh.ravel() for mesh in np.meshgrid(first, second)], axis=1)
     probabilities = predict_grid(log_joint, dataset, result, grid)
-    plot_utils.decision_surface(
+    predictive.decision_surface(
         path, first, second, probabilities, dataset.x_train, dataset.y_train, title
     )

@@ -8,8 +8,10 @@ import numpy as np
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging.distances import SMALLEST_PROBABILITY
+from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.utils import data_utils
-from haiku_posteriors.utils.report.run_folders import Predictive, read_arrays
+from haiku_posteriors.utils.files import read_arrays
+from haiku_posteriors.utils.report.run_folders import OpenedRun
 
 TEXT_SUFFIXES = (".csv", ".txt", ".tsv")
 PROBABILITY_NAMES = ("probabilities", "test_predictions", "probs", "predictions")
@@ -23,12 +25,12 @@ def is_prediction_file(path: pathlib.Path) -> bool:
     return path.name.endswith((*TEXT_SUFFIXES, *(f"{s}.gz" for s in TEXT_SUFFIXES), ".npz"))
 
 
-def open_predictions(path: pathlib.Path) -> Predictive:
+def open_predictions(path: pathlib.Path) -> OpenedRun:
     """Class probabilities (rows, classes), or (draws, rows, classes) in an .npz file.
 
     An .npz file names them as one of PROBABILITY_NAMES, and may bring labels as one of
-    LABEL_NAMES. A text table has a row a line, separated by commas or blanks, plain or .gz; a first
-    line of column names is passed over.
+    LABEL_NAMES. A text table, plain or .gz, has one line per row with numbers separated by commas
+    or blanks; a first line of column names is skipped.
     """
     labels = None
     if path.suffix == ".npz":
@@ -53,14 +55,17 @@ def open_predictions(path: pathlib.Path) -> Predictive:
             "which are not all at least 0 with a sum of 1."
         )
     name = path.name.split(".")[0]
-    published = Predictive(name, path, "classification", probabilities, None, None, 1, {}, {}, {})
+    published = OpenedRun(
+        name, path, Predictions("classification", probabilities[None]), {}, {}, {}
+    )
     return published if labels is None else with_targets(published, labels)
 
 
-def with_targets(published: Predictive, labels: np.ndarray) -> Predictive:
-    """The same with labels, and so with a likelihood of them."""
+def with_targets(published: OpenedRun, labels: np.ndarray) -> OpenedRun:
+    """The same probabilities with labels, and so with the log-likelihoods of these."""
     labels = np.asarray(labels)
-    _, rows, classes = published.outputs.shape
+    outputs = published.predictions.outputs
+    rows, classes = outputs.shape[2:]
     if labels.shape != (rows,) or labels.dtype.kind not in "iu":
         raise UserError(
             f"The labels have shape {labels.shape} and type {labels.dtype}, but {published.path} "
@@ -71,10 +76,11 @@ def with_targets(published: Predictive, labels: np.ndarray) -> Predictive:
             f"The labels run from {labels.min()} to {labels.max()}, but {published.path} has "
             f"{classes} classes."
         )
-    observed = published.outputs[:, np.arange(rows), labels].astype(np.float64)
-    return published._replace(
+    observed = outputs[:, :, np.arange(rows), labels].astype(np.float64)
+    predictions = published.predictions._replace(
         log_likelihoods=np.log(np.maximum(observed, SMALLEST_PROBABILITY)), targets=labels
     )
+    return published._replace(predictions=predictions)
 
 
 def read_labels(source: str, data_dir: str | None) -> np.ndarray:

@@ -1,100 +1,84 @@
-"""Finished runs as others find them: opened, checked, and made to predict again."""
+"""Finished runs: opened and checked, compared by their flags, and their draws read file by file."""
 
-import contextlib
-import json
 import pathlib
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-import jax
 import numpy as np
-from absl import flags
 
-from haiku_posteriors.core import trees
-from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.log_joint import LogJoint
-from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, ensemble_utils, script_utils
-from haiku_posteriors.utils.data_utils import Dataset
-from haiku_posteriors.utils.ensemble_utils import Predictions
+from haiku_posteriors.core.judging import diagnostics
+from haiku_posteriors.core.judging.predictions import Predictions
+from haiku_posteriors.utils import checkpoint_utils
+from haiku_posteriors.utils.files import read_arrays, read_json
 
-FLAGS = flags.FLAGS
+T = TypeVar("T")
 
-# Flags that say which rows were trained and tested on.
+# Flags that decide which rows were trained and tested on.
 DATA_FLAGS = ("dataset_name", "subset_train_to", "standardize", "task")
-# Flags that say which posterior the rows gave.
+# Flags that decide which posterior these rows give.
 POSTERIOR_FLAGS = (
     *("model_name", "likelihood", "noise_std", "learn_noise", "weight_decay", "prior_family"),
     *("prior_group", "prior_mixture_weight", "prior_mixture_ratio", "prior_degrees_of_freedom"),
     *("temperature", "stochastic_params"),
 )
+ARRAY_NAMES = ("test_predictions", "test_log_likelihoods", "test_targets", "num_chains")
 
 
-class Predictive(NamedTuple):
-    """What a run, or a file of predictions, says about the test rows.
+class OpenedRun(NamedTuple):
+    """A finished run, or a file of predictions, which has no flags, summary and diagnostics.
 
     Attributes:
-      name: what it is called in tables.
+      name: its name in tables and pictures.
       path: the run's folder, or the file.
-      task: "classification" or "regression".
-      outputs: (draws, rows, p), draws chain by chain; see `core.judging.metrics`.
-      log_likelihoods: (draws, rows), of the observed targets; None where those are not known.
-      targets: (rows,) labels or (rows, targets); None where they are not known.
-      num_chains: into how many chains the draws divide.
-      flags: flags.json; empty for a file of predictions, as are the following.
+      predictions: of the test rows.
+      flags: flags.json.
       summary: summary.json.
-      diagnostics: diagnostics.json, empty for methods that are no Markov chains.
+      diagnostics: diagnostics.json; empty for methods that are not Markov chains.
     """
 
     name: str
     path: pathlib.Path
-    task: str
-    outputs: np.ndarray
-    log_likelihoods: np.ndarray | None
-    targets: np.ndarray | None
-    num_chains: int
+    predictions: Predictions
     flags: Mapping[str, Any]
     summary: Mapping[str, Any]
     diagnostics: Mapping[str, Any]
 
 
-def open_run(path: pathlib.Path) -> Predictive:
-    """A finished run; refuses, in a sentence, a folder that holds none or a damaged one."""
+class ParameterSample(NamedTuple):
+    """Some parameters of a run in all its draws.
+
+    Attributes:
+      shapes: the shape of every parameter array of the network by name; runs with the same shapes
+        have the same parameters sampled.
+      values: (draws, parameters), draws in the order of `Predictions.flat_outputs`.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    values: np.ndarray
+
+
+def open_run(path: pathlib.Path) -> OpenedRun:
+    """Opens a finished run.
+
+    Raises:
+      UserError: there is no run in the folder, or it is not finished, or damaged.
+    """
     run_flags = read_flags(path)
     if not (path / "summary.json").is_file():
         raise UserError(
             f"The run in {path} is not finished: it has no summary.json. The command that started "
             f"it goes on with it, given --dir={path}."
         )
-    summary = _read_json(path / "summary.json")
-    arrays = read_arrays(path / "predictions.npz")
-    names = ("test_predictions", "test_log_likelihoods", "test_targets", "num_chains")
-    missing = [name for name in names if name not in arrays]
-    if missing:
-        raise UserError(f"{path / 'predictions.npz'} lacks {', '.join(missing)}.")
-    outputs, log_likelihoods, targets, num_chains = (arrays[name] for name in names)
-    if len(outputs) != summary["num_draws"] or outputs.shape[:2] != log_likelihoods.shape:
-        raise UserError(
-            f"The run in {path} is damaged: summary.json tells of {summary['num_draws']} draws, "
-            f"and predictions.npz holds predictions of shape {outputs.shape}."
-        )
-    if not np.isfinite(outputs).all():
-        raise UserError(f"The predictions in {path} hold numbers that are not finite.")
-    diagnostics = path / "diagnostics.json"
-    return Predictive(
+    summary = read_json(path / "summary.json")
+    diagnostics_path = path / "diagnostics.json"
+    return OpenedRun(
         name=path.resolve().name,
         path=path,
-        task="classification" if "accuracy" in summary["test"] else "regression",
-        outputs=outputs,
-        log_likelihoods=log_likelihoods,
-        targets=targets,
-        num_chains=int(num_chains),
+        predictions=_read_predictions(path, summary),
         flags=run_flags,
         summary=summary,
-        diagnostics=_read_json(diagnostics) if diagnostics.is_file() else {},
+        diagnostics=read_json(diagnostics_path) if diagnostics_path.is_file() else {},
     )
 
 
@@ -104,43 +88,47 @@ def read_flags(path: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"There is no run folder {path}.")
     if not (path / "flags.json").is_file():
         raise UserError(f"{path} holds no run: it has no flags.json.")
-    return _read_json(path / "flags.json")
+    return read_json(path / "flags.json")
 
 
-def refuse_other_data(predictive: Predictive, reference: Predictive) -> None:
-    """Refuses to compare what was not trained and tested on the reference's rows.
+def needs_float64(runs: Sequence[OpenedRun]) -> bool:
+    """Whether one of the runs was computed in float64, for which JAX has to be configured."""
+    return any(run.flags.get("use_float64", False) for run in runs)
 
-    Runs in float32 and in float64 see the same rows up to rounding, and are let through.
+
+def refuse_other_data(run: OpenedRun, reference: OpenedRun) -> None:
+    """Raises a UserError if a run was not trained and tested on the rows of the reference.
+
+    Runs in float32 and in float64 see the same rows up to rounding, and can be compared.
     """
-    pair = f"{predictive.path} and the reference {reference.path}"
-    if predictive.flags and reference.flags:
-        differing = flag_differences(predictive, reference, DATA_FLAGS)
-        same = predictive.summary["data_sha256"] == reference.summary["data_sha256"]
-        rounded = predictive.flags["use_float64"] != reference.flags["use_float64"]
+    pair = f"{run.path} and the reference {reference.path}"
+    if run.flags and reference.flags:
+        differing = flag_differences(run, reference, DATA_FLAGS)
+        same = run.summary["data_sha256"] == reference.summary["data_sha256"]
+        rounded = run.flags["use_float64"] != reference.flags["use_float64"]
         if not same and (differing or not rounded):
             detail = ", ".join(differing) or "the files behind the same name have changed"
             raise UserError(f"{pair} are runs on different data: {detail}.")
-    if predictive.task != reference.task or (
-        predictive.outputs.shape[1:] != reference.outputs.shape[1:]
-    ):
+    ours, theirs = run.predictions, reference.predictions
+    if ours.task != theirs.task or ours.outputs.shape[2:] != theirs.outputs.shape[2:]:
         raise UserError(
-            f"{pair} do not predict the same rows: {_describe(predictive)} against "
-            f"{_describe(reference)}."
+            f"{pair} do not predict the same rows: {_describe_rows(ours)} against "
+            f"{_describe_rows(theirs)}."
         )
-    if predictive.targets is not None and reference.targets is not None:
-        same_rows = np.isclose(predictive.targets, reference.targets, rtol=1e-4, atol=1e-6)
+    if ours.targets is not None and theirs.targets is not None:
+        same_rows = np.isclose(ours.targets, theirs.targets, rtol=1e-4, atol=1e-6)
         if not same_rows.all():
             row = int(np.argwhere(~same_rows)[0, 0])
             raise UserError(
                 f"{pair} have different test targets, first in row {row}: "
-                f"{predictive.targets[row]} against {reference.targets[row]}."
+                f"{ours.targets[row]} against {theirs.targets[row]}."
             )
 
 
 def flag_differences(
-    run: Predictive, reference: Predictive, names: tuple[str, ...] = POSTERIOR_FLAGS
+    run: OpenedRun, reference: OpenedRun, names: Sequence[str] = POSTERIOR_FLAGS
 ) -> list[str]:
-    """Which of the flags differ, as `weight_decay (10.0, reference 30.0)`."""
+    """The flags that differ, each as `weight_decay (10.0, reference 30.0)`."""
     return [
         f"{name} ({run.flags.get(name)}, reference {reference.flags.get(name)})"
         for name in names
@@ -148,132 +136,111 @@ def flag_differences(
     ]
 
 
-def _describe(predictive: Predictive) -> str:
-    _, rows, outputs = predictive.outputs.shape
-    kind = "classes" if predictive.task == "classification" else "means and deviations"
-    return f"{rows} rows of {outputs} {kind}"
-
-
-def distinct_names(predictives: Sequence[Predictive]) -> list[Predictive]:
-    """Names as short as can be told apart: the folder's own, or with its parent's."""
-    names = [predictive.name for predictive in predictives]
-    longer = [f"{p.path.resolve().parent.name}/{p.name}" for p in predictives]
+def distinct_names(runs: Sequence[OpenedRun]) -> list[OpenedRun]:
+    """The same runs under distinct names: the folder's own, or with its parent's in front."""
+    names = [run.name for run in runs]
     chosen = [
-        long if names.count(short) > 1 else short for short, long in zip(names, longer, strict=True)
+        f"{run.path.resolve().parent.name}/{run.name}" if names.count(run.name) > 1 else run.name
+        for run in runs
     ]
-    if len(set(chosen)) < len(chosen):
-        twice = next(
-            p.path for p, name in zip(predictives, chosen, strict=True) if chosen.count(name) > 1
-        )
-        raise UserError(f"{twice} was given twice.")
-    return [p._replace(name=name) for p, name in zip(predictives, chosen, strict=True)]
+    for run, name in zip(runs, chosen, strict=True):
+        if chosen.count(name) > 1:
+            raise UserError(f"{run.path} was given twice.")
+    return [run._replace(name=name) for run, name in zip(runs, chosen, strict=True)]
 
 
-def load_draws(run: Predictive) -> dict[str, np.ndarray]:
-    """All draws of a run by parameter name, (chains, draws, ...)."""
-    draws = checkpoint_utils.load_draws(run.path / "draws")
-    if draws is None:
+def map_draw_files(run: OpenedRun, function: Callable[[dict[str, np.ndarray], int], T]) -> list[T]:
+    """Applies a function to the draws of a run, one file at a time.
+
+    Only what the function returns stays in memory: the draws of a long run of a large network need
+    not fit.
+
+    Args:
+      run: a run with its folder.
+      function: gets the parameters of one file by name, (chains, draws, ...), and how many draws
+        of each chain the files before it hold.
+
+    Raises:
+      UserError: there are no draws, or not those of the run's predictions.
+    """
+    paths = sorted((run.path / "draws").glob("*.safetensors"))
+    if not paths:
         raise UserError(f"The run in {run.path} has no draws: its folder draws/ is empty or gone.")
-    chains, per_chain = next(iter(draws.values())).shape[:2]
-    if chains != run.num_chains or chains * per_chain != len(run.outputs):
+    chains, per_chain = run.predictions.outputs.shape[:2]
+    results, start = [], 0
+    for path in paths:
+        result, found = _apply_to_file(path, function, start)
+        if found[0] != chains:
+            raise _other_draws(run, f"{path.name} has draws of {found[0]} chains")
+        results.append(result)
+        start += found[1]
+    if start != per_chain:
+        raise _other_draws(run, f"its folder draws/ has {start} draws of each chain")
+    return results
+
+
+def read_parameters(run: OpenedRun, max_parameters: int) -> ParameterSample:
+    """A random subset of the parameters in all draws, the same for all runs of a network."""
+
+    def sample(
+        named: dict[str, np.ndarray], start: int
+    ) -> tuple[dict[str, tuple[int, ...]], np.ndarray]:
+        shapes = {name: leaf.shape[2:] for name, leaf in named.items()}
+        return shapes, diagnostics.subsample_parameters(named, max_parameters, num_batch_axes=2)
+
+    parts = map_draw_files(run, sample)
+    values = np.concatenate([values for _, values in parts], axis=1)
+    return ParameterSample(parts[0][0], values.reshape(run.predictions.num_draws, -1))
+
+
+def _apply_to_file(
+    path: pathlib.Path, function: Callable[[dict[str, np.ndarray], int], T], start: int
+) -> tuple[T, tuple[int, int]]:
+    """The result, and (chains, draws) of the file.
+
+    A function of its own, so that nothing refers to one file any more when the next is read.
+    """
+    named = checkpoint_utils.load_tensors(path)[0]
+    chains, draws = next(iter(named.values())).shape[:2]
+    return function(named, start), (chains, draws)
+
+
+def _other_draws(run: OpenedRun, found: str) -> UserError:
+    chains, per_chain = run.predictions.outputs.shape[:2]
+    return UserError(
+        f"The run in {run.path} is damaged: {found}, and predictions.npz has predictions of "
+        f"{per_chain} draws of each of {chains} chains."
+    )
+
+
+def _read_predictions(path: pathlib.Path, summary: Mapping[str, Any]) -> Predictions:
+    arrays = read_arrays(path / "predictions.npz")
+    missing = [name for name in ARRAY_NAMES if name not in arrays]
+    if missing:
+        raise UserError(f"{path / 'predictions.npz'} lacks {', '.join(missing)}.")
+    outputs, log_likelihoods, targets, stored_chains = (arrays[name] for name in ARRAY_NAMES)
+    num_draws, chains = summary["num_draws"], int(stored_chains)
+    if (
+        len(outputs) != num_draws
+        or chains < 1
+        or num_draws % chains
+        or outputs.shape[:2] != log_likelihoods.shape
+    ):
         raise UserError(
-            f"The run in {run.path} is damaged: it has {chains * per_chain} draws in {chains} "
-            f"chains, and predictions of {len(run.outputs)} draws in {run.num_chains}."
+            f"The run in {path} is damaged: summary.json tells of {num_draws} draws, and "
+            f"predictions.npz holds predictions of shape {outputs.shape} from {chains} chain(s)."
         )
-    return draws
+    if not np.isfinite(outputs).all():
+        raise UserError(f"The predictions in {path} hold numbers that are not finite.")
+    return Predictions(
+        "classification" if "accuracy" in summary["test"] else "regression",
+        outputs.reshape(chains, -1, *outputs.shape[1:]),
+        log_likelihoods.reshape(chains, -1, *log_likelihoods.shape[1:]),
+        targets,
+    )
 
 
-def load_problem(run: Predictive) -> tuple[LogJoint, Dataset]:
-    """The log-joint and the data of a run, from the flags it was started with.
-
-    The flags in force are changed to the run's own, except a data_dir that was given.
-    """
-    restore_flags(run.flags)
-    jax.config.update("jax_enable_x64", FLAGS.use_float64)
-    log_joint, dataset = script_utils.load_problem()
-    if script_utils.fingerprint(dataset) != run.summary["data_sha256"]:
-        raise UserError(
-            f"The data set '{dataset.name}' found now is not the one that {run.path} was trained "
-            "on; give the folder of the original files as --data_dir."
-        )
-    return log_joint, dataset
-
-
-def refuse_flags_of_runs(allowed: tuple[str, ...]) -> None:
-    """Refuses flags that every script knows but a script on finished runs would not read."""
-    for flag in FLAGS.flags_by_module_dict()[cmd_args_utils.__name__]:
-        if flag.present and flag.name not in allowed:
-            raise UserError(f"{flag.name} has no meaning here: a run brings its own flags.")
-
-
-def restore_flags(run_flags: Mapping[str, Any], keep_given: bool = False) -> None:
-    """Gives the flags in force the values of a run's, where this script has the flag.
-
-    A data_dir that was given stays; with `keep_given`, so does every other flag that was.
-    """
-    for name, value in run_flags.items():
-        if name not in FLAGS or name == "dir":
-            continue
-        if not (FLAGS[name].present and (keep_given or name == "data_dir")):
-            FLAGS[name].value = value
-
-
-def evenly(count: int, wanted: int) -> np.ndarray:
-    """At most `wanted` of the indices 0 to count - 1, each in the middle of an equal part."""
-    wanted = min(count, wanted)
-    return ((np.arange(wanted) + 0.5) * count / wanted).astype(int)
-
-
-def choose_draws(log_joint: LogJoint, run: Predictive, at_most: int) -> Params:
-    """Evenly chosen draws in the network's own structure, (1, draws, ...)."""
-    named, chosen = load_draws(run), evenly(len(run.outputs), at_most)
-    few = {name: leaf.reshape(1, -1, *leaf.shape[2:])[:, chosen] for name, leaf in named.items()}
-    template = jax.eval_shape(log_joint.init, jax.random.key(0))
-    if trees.named_leaves(template).keys() != few.keys():
-        raise UserError(f"The draws in {run.path} are not of the network {FLAGS.model_name}.")
-    return trees.from_named_leaves(template, few)
-
-
-def make_predictor(
-    log_joint: LogJoint, dataset: Dataset, draws: Params
-) -> Callable[..., Predictions]:
-    """A function (inputs, targets or None) -> what the draws say, compiled once a shape.
-
-    Without targets the log-likelihoods are of nothing in particular.
-    """
-    predict = ensemble_utils.make_predictor(log_joint, dataset)
-
-    def predictor(inputs: np.ndarray, targets: np.ndarray | None = None) -> Predictions:
-        if targets is None:
-            targets = np.zeros((len(inputs), *dataset.y_train.shape[1:]), dataset.y_train.dtype)
-        data = make_data(inputs.astype(dataset.x_train.dtype), targets)
-        return predict(draws, jax.device_put(data)).flat()
-
-    return predictor
-
-
-def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file, without unpickling."""
-    if not path.is_file():
-        raise UserError(f"There is no file {path}.")
-    with _damage_told(path), path.open("rb") as file:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("a single array, not an .npz archive")
-        return {name: archive[name] for name in archive.files}
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    with _damage_told(path):
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict):
-            raise ValueError("not an object")
-        return content
-
-
-@contextlib.contextmanager
-def _damage_told(path: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is damaged or of another kind: {error}.") from error
+def _describe_rows(predictions: Predictions) -> str:
+    rows, outputs = predictions.outputs.shape[2:]
+    kind = "classes" if predictions.task == "classification" else "means and deviations"
+    return f"{rows} rows of {outputs} {kind}"

@@ -23,7 +23,7 @@ from haiku_posteriors.core.trees import Params
 KINDS: dict[str, type] = {"mlp": generators.MLP, "matrix": generators.Matrix}
 
 
-def describe(
+def describe_generator(
     name: str, shapes: Params, max_parameters: int | None = None
 ) -> generators.MLP | generators.Matrix:
     """What `--generator` means: `auto`, or a YAML file."""

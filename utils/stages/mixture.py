@@ -46,7 +46,7 @@ def member_elbos(
         def elbo(sampler: implicit_vi.Sampler, member: jax.Array) -> jax.Array:
             key = chains.chain_key(seed, chains.EVIDENCE, part, member)
             terms, _ = implicit_vi.evidence_terms(
-                log_joint, generator, estimator, sampler, data, key, at_once
+                key, log_joint, generator, estimator, sampler, data, at_once
             )
             return terms.elbo
 
@@ -57,7 +57,7 @@ def member_elbos(
     return values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
 
 
-def describe(elbos: np.ndarray, errors: np.ndarray, weights: np.ndarray) -> str:
+def describe_elbos(elbos: np.ndarray, errors: np.ndarray, weights: np.ndarray) -> str:
     """The members' ELBOs, and what they say of the mixture."""
     each = ", ".join(f"{v:.2f} (error {e:.2f})" for v, e in zip(elbos, errors, strict=True))
     if len(elbos) == 1:
@@ -84,6 +84,6 @@ def mixture_draws(
     for member in np.flatnonzero(counts):
         own = jax.tree.map(lambda leaf: leaf[member], state)  # noqa: B023
         key = chains.chain_key(seed, chains.MIX, 0, jnp.asarray(member))
-        parts.append(devices.to_host(method.draw(own, key, int(counts[member]))))
+        parts.append(devices.to_host(method.sample(key, own, int(counts[member]))))
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     return jax.tree.map(lambda leaf: leaf.reshape(len(weights), num_draws, *leaf.shape[1:]), joined)

@@ -34,7 +34,7 @@ INPUTS = (RANDOM.normal(size=(ROWS, FEATURES)) @ MIXING).astype(np.float32)
 TARGETS = (INPUTS @ [[1.0], [-2.0], [0.5]] + NOISE * RANDOM.normal(size=(ROWS, 1))).astype(
     np.float32
 )
-evidence_terms = jax.jit(implicit_vi.evidence_terms, static_argnums=(0, 1, 2, 6))
+evidence_terms = jax.jit(implicit_vi.evidence_terms, static_argnums=(1, 2, 3, 6))
 DATA = jax.tree.map(jnp.asarray, make_data(INPUTS, TARGETS))
 
 
@@ -75,13 +75,13 @@ def make(log_joint, description, center=None, spread=0.3, noise_scale=0.2, seed=
 
 def make_method(*arguments, **settings):
     """A method of compiled functions: run one by one, operations take seconds here."""
-    init, step, draw = implicit_vi.implicit(*arguments, **settings)
-    return Method(jax.jit(init), jax.jit(step), jax.jit(draw, static_argnums=2))
+    init, step, sample = implicit_vi.implicit_vi(*arguments, **settings)
+    return Method(jax.jit(init), jax.jit(step), jax.jit(sample, static_argnums=2))
 
 
 def run(method, state, epochs, seed=0, data=DATA):
     def body(state, key):
-        return method.step(state, data, key)
+        return method.step(key, state, data)
 
     keys = jax.random.split(jax.random.key(seed), epochs)
     return jax.jit(lambda state: jax.lax.scan(body, state, keys))(state)
@@ -106,7 +106,7 @@ def test_linear_generator_reaches_the_evidence(fitted):
     """
     log_joint, generator, _, state = fitted
     terms, _ = evidence_terms(
-        log_joint, generator, Estimator("exact"), state.sampler, DATA, jax.random.key(5), 5000
+        jax.random.key(5), log_joint, generator, Estimator("exact"), state.sampler, DATA, 5000
     )
     elbos = np.asarray(terms.elbo, float)
     error = elbos.std() / math.sqrt(len(elbos))
@@ -138,7 +138,7 @@ def test_linear_generator_recovers_the_covariance(fitted):
 def test_draws_have_the_law_of_the_sampler(fitted):
     _, _, method, state = fitted
     mean, covariance, _ = exact_posterior()
-    draws = method.draw(state, jax.random.key(1), 20_000)
+    draws = method.sample(jax.random.key(1), state, 20_000)
     values = np.asarray(jax.tree.leaves(draws)[0], float)[..., 0]
     np.testing.assert_allclose(values.mean(axis=0), mean, atol=0.05)
     np.testing.assert_allclose(np.cov(values.T), covariance, atol=0.1 * covariance.max())
@@ -150,11 +150,11 @@ def test_constant_generator_is_mean_field():
     params = log_joint.init(jax.random.key(3))
     generator, sampler = make(log_joint, MLP(5), params, spread=0.0)
     mean_field = vi.initial_variational(log_joint, params, 0.2)
-    estimate = jax.jit(functools.partial(vi.evidence_terms, log_joint, num_samples=1000))
-    theirs = estimate(mean_field, DATA, jax.random.key(1))
+    estimate = jax.jit(functools.partial(vi.evidence_terms, num_samples=1000), static_argnums=1)
+    theirs = estimate(jax.random.key(1), log_joint, mean_field, DATA)
     for name, draws in (("exact", 1000), ("lanczos", 3), ("singular_value", 3)):
         ours, _ = evidence_terms(
-            log_joint, generator, Estimator(name, 3), sampler, DATA, jax.random.key(2), draws
+            jax.random.key(2), log_joint, generator, Estimator(name, 3), sampler, DATA, draws
         )
         np.testing.assert_allclose(
             ours.entropy + ours.expected_log_prior, -theirs.divergence, rtol=1e-5
@@ -171,7 +171,7 @@ def test_estimators_agree_or_bound():
     by_name = {
         name: jax.tree.map(
             jnp.mean,
-            evidence_terms(log_joint, generator, estimator, sampler, DATA, jax.random.key(0), 64)[
+            evidence_terms(jax.random.key(0), log_joint, generator, estimator, sampler, DATA, 64)[
                 0
             ],
         )
@@ -203,7 +203,7 @@ def test_gradient_of_the_expected_value():
     @jax.jit
     def value(flat):
         terms, _ = evidence_terms(
-            log_joint, generator, Estimator("exact"), unravel(flat), DATA, jax.random.key(0), 8
+            jax.random.key(0), log_joint, generator, Estimator("exact"), unravel(flat), DATA, 8
         )
         return jnp.mean(terms.elbo)
 
@@ -222,7 +222,7 @@ def test_minibatches_are_unbiased():
 
     def terms(data):
         found, _ = evidence_terms(
-            log_joint, generator, Estimator("exact"), sampler, data, jax.random.key(0), 4
+            jax.random.key(0), log_joint, generator, Estimator("exact"), sampler, data, 4
         )
         return found
 
@@ -238,7 +238,7 @@ def test_temperature_divides_likelihood_and_prior():
     generator, sampler = make(cold, MLP(2))
     one, four = (
         evidence_terms(
-            log_joint, generator, Estimator("exact"), sampler, DATA, jax.random.key(0), 3
+            jax.random.key(0), log_joint, generator, Estimator("exact"), sampler, DATA, 3
         )[0]
         for log_joint in (cold, hot)
     )
@@ -256,11 +256,11 @@ def step_by_hand(weights, **settings):
         log_joint, optax.sgd(1e-3), ROWS, generator=generator, num_samples=2, **settings
     )
     state = method.init(jax.random.key(1), None)
-    new, info = method.step(state, DATA, jax.random.key(2))
+    new, info = method.step(jax.random.key(2), state, DATA)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(2), 1), 0)
 
     def objective(sampler):
-        terms, _ = evidence_terms(log_joint, generator, Estimator("exact"), sampler, DATA, key, 2)
+        terms, _ = evidence_terms(key, log_joint, generator, Estimator("exact"), sampler, DATA, 2)
         return sum(w * jnp.mean(t) for w, t in zip(weights, terms, strict=False)) / ROWS
 
     gradient = jax.jit(jax.grad(objective))(state.sampler)
@@ -301,7 +301,7 @@ def test_annealing_ends():
     state = plain.init(jax.random.key(0), None)
     for done, same in ((0, False), (1, False), (2, True)):
         at = state._replace(num_steps=jnp.int32(done))
-        a, b = (method.step(at, DATA, jax.random.key(4))[0] for method in (plain, annealed))
+        a, b = (method.step(jax.random.key(4), at, DATA)[0] for method in (plain, annealed))
         equal = [
             np.allclose(x, y, rtol=1e-6)
             for x, y in zip(jax.tree.leaves(a.sampler), jax.tree.leaves(b.sampler), strict=True)
@@ -314,7 +314,7 @@ def test_noise_scale_is_learned_or_fixed(learned):
     log_joint = build(mlp)
     method = make_method(log_joint, batch_size=8, learn_noise_scale=learned, num_samples=1)
     state = method.init(jax.random.key(0), None)
-    after, _ = method.step(state, DATA, jax.random.key(1))
+    after, _ = method.step(jax.random.key(1), state, DATA)
     moved = [
         not np.array_equal(a, b)
         for a, b in zip(
@@ -334,7 +334,7 @@ def test_warm_start_keeps_the_vectors():
         log_joint, batch_size=ROWS, estimator=Estimator("singular_value", 3, warm_start=True)
     )
     state = method.init(jax.random.key(0), None)
-    after, info = method.step(state, DATA, jax.random.key(1))
+    after, info = method.step(jax.random.key(1), state, DATA)
     assert "entropy_upper" not in info
     np.testing.assert_allclose(jnp.linalg.norm(after.vectors, axis=1), 1, rtol=1e-5)
 
@@ -356,7 +356,7 @@ def test_starting_from_mean_field():
     state = method.init(jax.random.key(0), start)
     noise = np.exp(jax.tree.leaves(state.sampler.log_scale)[0][..., 0])
     np.testing.assert_allclose(noise, deviations * math.sqrt(1 - 0.3**2), rtol=1e-5)
-    draws = np.asarray(jax.tree.leaves(method.draw(state, jax.random.key(1), 4000))[0])[..., 0]
+    draws = np.asarray(jax.tree.leaves(method.sample(jax.random.key(1), state, 4000))[0])[..., 0]
     np.testing.assert_allclose(draws.mean(axis=0), mean, atol=5 * deviations.max() / 60)
     np.testing.assert_allclose(draws.std(axis=0), deviations, rtol=0.2)
     state, info = run(method, state, 1500)
@@ -371,12 +371,12 @@ def test_starts():
     log_joint = build(mlp)
     params = jax.tree.map(lambda leaf: leaf + 2.0, log_joint.init(jax.random.key(0)))
     near = make_method(log_joint, start="network", init_spread=0.05, noise_scale=1e-3)
-    draws = near.draw(near.init(jax.random.key(1), params), jax.random.key(2), 500)
+    draws = near.sample(jax.random.key(2), near.init(jax.random.key(1), params), 500)
     for draw, start in zip(jax.tree.leaves(draws), jax.tree.leaves(params), strict=True):
         np.testing.assert_allclose(draw.mean(axis=0), start, atol=0.1)
         assert 0.02 < float(jnp.mean(draw.std(axis=0))) < 0.5
     wide = make_method(log_joint, start="prior")
-    draws = wide.draw(wide.init(jax.random.key(1), params), jax.random.key(2), 500)
+    draws = wide.sample(jax.random.key(2), wide.init(jax.random.key(1), params), 500)
     flat = np.concatenate([leaf.reshape(500, -1) for leaf in jax.tree.leaves(draws)], axis=1)
     assert np.abs(flat.mean(axis=0)).mean() < 0.5
     assert flat.std(axis=0).mean() == pytest.approx(PRIOR_STD, rel=0.3)
@@ -386,8 +386,8 @@ def test_point_estimates_are_trained_and_shared_by_all_draws():
     log_joint = build(mlp, stochastic_params="linear_1")
     method = make_method(log_joint, batch_size=ROWS)
     state = method.init(jax.random.key(0), None)
-    after, _ = method.step(state, DATA, jax.random.key(1))
-    draws = trees.named_leaves(method.draw(after, jax.random.key(2), 5))
+    after, _ = method.step(jax.random.key(1), state, DATA)
+    draws = trees.named_leaves(method.sample(jax.random.key(2), after, 5))
     before = trees.named_leaves(state.sampler.point)
     assert set(before) == {"mlp/~/linear_0/w", "mlp/~/linear_0/b"}
     for name, leaf in draws.items():
@@ -407,7 +407,7 @@ def test_point_estimates_are_trained_and_shared_by_all_draws():
 )
 def test_mistakes_are_sentences(settings, sentence):
     with pytest.raises(UserError, match=sentence):
-        implicit_vi.implicit(build(), **settings)
+        implicit_vi.implicit_vi(build(), **settings)
 
 
 def test_devices_share_the_draws_of_a_step():
@@ -419,7 +419,7 @@ def test_devices_share_the_draws_of_a_step():
     generator, _ = make(log_joint, MLP(12, (64,)))
     found, work, state = [], [], None
     for place in (devices.draw_placement(mesh, 4), lambda array: array):
-        method = implicit_vi.implicit(
+        method = implicit_vi.implicit_vi(
             log_joint,
             optax.sgd(1e-3),
             batch_size=ROWS,

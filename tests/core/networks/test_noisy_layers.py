@@ -48,7 +48,7 @@ def noisy(network, params, scales, inputs, estimator):
                 for index, scale in enumerate(jax.tree.leaves(scales))
             ]
             spread = jax.tree.unflatten(jax.tree.structure(scales), draws)
-        return apply({"params": params, "spread": spread}, inputs, jax.random.fold_in(key, 1))
+        return apply(jax.random.fold_in(key, 1), {"params": params, "spread": spread}, inputs)
 
     return run
 
@@ -153,7 +153,7 @@ def test_where_all_inputs_are_zero_local_gradients_are_finite():
     apply = noisy_layers.noisy_network(network, ("linear",), "local")
 
     def total(scales):
-        return jnp.sum(apply({"params": params, "spread": scales}, inputs, jax.random.key(0)))
+        return jnp.sum(apply(jax.random.key(0), {"params": params, "spread": scales}, inputs))
 
     gradient = jax.jit(jax.grad(total))(scales_like(params))
     np.testing.assert_array_equal(gradient["linear"]["w"], 0)
@@ -165,7 +165,7 @@ def test_parameters_without_spread_are_not_random():
     spread = {"linear": {"w": None, "b": jnp.full(1, 0.5)}}
     apply = noisy_layers.noisy_network(network, ("linear",), "local")
     keys = jax.random.split(jax.random.key(0), 4000)
-    draws = jax.jit(jax.vmap(lambda key: apply({"params": params, "spread": spread}, ROWS, key)))(
+    draws = jax.jit(jax.vmap(lambda key: apply(key, {"params": params, "spread": spread}, ROWS)))(
         keys
     )
     np.testing.assert_allclose(np.std(draws, axis=0), 0.5, rtol=0.08)
@@ -253,7 +253,7 @@ def test_a_module_called_twice_falls_back_to_its_draw():
         plain = log_joint.log_likelihood(drawn, data)
         return plain, *(
             noisy_layers.sampled_log_likelihood(
-                log_joint, mean, scales, drawn, data, key, estimator
+                key, log_joint, mean, scales, drawn, data, estimator
             )
             for estimator in ("reparameterization", "local", "flipout")
         )

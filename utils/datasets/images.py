@@ -1,46 +1,22 @@
-"""Readers of data files: each returns the values as stored, and how they are to be scaled.
+"""Image sets: from the files they were published in, or else from tensorflow-datasets.
 
-No reader unpickles anything, so no file can run code, and none needs TensorFlow.
+No reader unpickles anything, so no file can run code.
 """
 
-import contextlib
 import gzip
-import logging
 import pathlib
-import re
 import struct
-import warnings
-import zipfile
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils.datasets import tfds
+from haiku_posteriors.utils.datasets.raw import RawData
 
-_ARRAY_NAMES = ("x_train", "y_train", "x_test", "y_test")
 _PIXELS_MNIST = (np.array([0.1307]), np.array([0.3081]))
 _PIXELS_COLOUR = (np.array([0.49, 0.48, 0.44]), np.array([0.2, 0.2, 0.2]))
-_IMDB_TRAIN_ROWS, _IMDB_VOCABULARY, _IMDB_LENGTH = 20_000, 20_000, 100
-
-
-class RawData(NamedTuple):
-    """A data set before scaling.
-
-    `input_scaling` is "none", "feature" (training statistics of each column), "global" (one mean
-    and deviation over all training values) or a fixed (mean, deviation) per channel.
-    """
-
-    task: str
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
-    num_classes: int
-    input_scaling: str | tuple[np.ndarray, np.ndarray]
-    standardize_targets: bool = False
 
 
 class ImageSet(NamedTuple):
@@ -105,92 +81,6 @@ def read_images(name: str, data_dir: pathlib.Path | None) -> RawData:
     return RawData(
         "classification", x_train, y_train, x_test, y_test, image_set.num_classes, image_set.pixels
     )
-
-
-def read_imdb(data_dir: pathlib.Path | None) -> RawData:
-    """Reads the IMDB reviews as tokens (Maas et al. 2011; preparation of arXiv 2104.14421).
-
-    Uses 20,000 token numbers, the last 100 tokens of a review padded in front with 0, the first
-    20,000 training reviews and all test reviews. Taken from the first `imdb/*.npz` under
-    `data_dir`, else from the plain text of tensorflow-datasets.
-    """
-    paths = sorted((data_dir / "imdb").glob("*.npz")) if data_dir is not None else []
-    if not paths:
-        train_texts, y_train = _read_texts_from_tfds("train", data_dir)
-        test_texts, y_test = _read_texts_from_tfds("test", data_dir)
-        train_texts, y_train = train_texts[:_IMDB_TRAIN_ROWS], y_train[:_IMDB_TRAIN_ROWS]
-        x_train, x_test = tokenize(train_texts, test_texts, _IMDB_VOCABULARY, _IMDB_LENGTH)
-    else:
-        x_train, y_train, x_test, y_test = read_npz(paths[0])
-        is_tokens = all(x.ndim == 2 and x.dtype.kind in "iu" for x in (x_train, x_test))
-        if not is_tokens or not all(np.isin(y, (0, 1)).all() for y in (y_train, y_test)):
-            raise UserError(f"File {paths[0]} must hold 2-d integer tokens and labels 0 and 1.")
-        x_train, y_train = x_train[:_IMDB_TRAIN_ROWS], y_train[:_IMDB_TRAIN_ROWS]
-        x_train, x_test = x_train.astype(np.int32), x_test.astype(np.int32)
-    return RawData("classification", x_train, y_train, x_test, y_test, 2, "none")
-
-
-def tokenize(
-    train_texts: Sequence[str], test_texts: Sequence[str], vocabulary_size: int, length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers the words of texts: 0 pads in front, 1 is any rare word, 2 the most frequent one.
-
-    Only training texts decide which words have a number of their own; equally frequent words are
-    ordered alphabetically. Of each text the last `length` words are kept.
-    """
-
-    def words(text: str) -> list[str]:
-        return re.findall(r"[a-z0-9']+", re.sub(r"<br\s*/?>", " ", text.lower()))
-
-    counts = Counter(word for text in train_texts for word in words(text))
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary_size - 2]
-    number_of = {word: number for number, word in enumerate(ranked, start=2)}
-    parts = []
-    for texts in (train_texts, test_texts):
-        tokens = np.zeros((len(texts), length), np.int32)
-        for row, text in zip(tokens, texts, strict=True):
-            numbers = [number_of.get(word, 1) for word in words(text)[-length:]]
-            row[length - len(numbers) :] = numbers
-        parts.append(tokens)
-    return parts[0], parts[1]
-
-
-def read_npz(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Reads x_train, y_train, x_test and y_test of an .npz file without unpickling."""
-    if not path.is_file():
-        raise UserError(f"There is no data file {path}.")
-    try:
-        with path.open("rb") as file:  # Opened here, as NumPy leaves a damaged archive open.
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise UserError(f"File {path} is a single array, not an .npz archive.")
-            missing = [key for key in _ARRAY_NAMES if key not in archive]
-            if missing:
-                raise UserError(f"File {path} lacks the arrays {', '.join(missing)}.")
-            x_train, y_train, x_test, y_test = (archive[key] for key in _ARRAY_NAMES)
-    except UserError:
-        raise
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        if "allow_pickle" in str(error):
-            raise UserError(
-                f"File {path} holds pickled objects, which are not read because unpickling can "
-                "run code; save plain numeric arrays."
-            ) from error
-        raise UserError(f"File {path} cannot be read as an .npz archive: {error}.") from error
-    check_rows(f"File {path}", x_train, y_train, x_test, y_test)
-    return x_train, y_train, x_test, y_test
-
-
-def check_rows(
-    source: str, x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
-) -> None:
-    """Refuses arrays whose inputs and targets do not go together."""
-    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
-            raise UserError(
-                f"{source} has arrays x_{part} and y_{part} of shapes {x.shape} and {y.shape}; "
-                "they need the same number of rows, at least one."
-            )
 
 
 def _folders_for_idx(name: str, folders: list[pathlib.Path]) -> list[pathlib.Path]:
@@ -306,9 +196,7 @@ def _read_images_from_tfds(name: str, data_dir: pathlib.Path | None) -> tuple[Pa
         raise UserError(f"Data set '{name}' was not found: it needs {wanted}.")
     parts = []
     for split in ("train", "test"):
-        source = _tfds_source(name, image_set.tfds_name, split, data_dir, wanted)
-        with _quiet_tfds():
-            examples = [source[index] for index in range(len(source))]
+        examples = tfds.read_examples(name, image_set.tfds_name, split, data_dir, wanted)
         parts.append(
             (
                 np.stack([example["image"] for example in examples]),
@@ -316,55 +204,3 @@ def _read_images_from_tfds(name: str, data_dir: pathlib.Path | None) -> tuple[Pa
             )
         )
     return parts[0], parts[1]
-
-
-def _read_texts_from_tfds(
-    split: str, data_dir: pathlib.Path | None
-) -> tuple[list[str], np.ndarray]:
-    wanted = "an .npz file of tokens in <data_dir>/imdb/"
-    source = _tfds_source("imdb", "imdb_reviews", split, data_dir, wanted)
-    examples = [source[index] for index in range(len(source))]
-    texts = [example["text"].decode("utf-8", errors="replace") for example in examples]
-    return texts, np.array([example["label"] for example in examples], np.int32)
-
-
-def _tfds_source(
-    name: str, tfds_name: str, split: str, data_dir: pathlib.Path | None, wanted: str
-) -> Sequence[Any]:
-    folder = data_dir
-    if folder is not None and (folder / "tensorflow_datasets").is_dir():
-        folder = folder / "tensorflow_datasets"
-    try:
-        with _quiet_tfds():
-            import tensorflow_datasets as tfds
-
-            return tfds.data_source(
-                tfds_name,
-                split=split,
-                data_dir=folder,
-                download=False,
-                builder_kwargs={"file_format": "array_record"},
-            )
-    except (ImportError, LookupError, ValueError, OSError, NotImplementedError) as error:
-        place = "" if folder is None else f"data_dir='{folder}', "
-        raise UserError(
-            f"Data set '{name}' was not found: it needs {wanted}, or tensorflow-datasets, which "
-            "reads without TensorFlow but needs it once to prepare the set: pip install "
-            'tensorflow-cpu; python -c "import tensorflow_datasets as tfds; tfds.builder('
-            f"'{tfds_name}', {place}file_format='array_record').download_and_prepare()\"."
-        ) from error
-
-
-@contextlib.contextmanager
-def _quiet_tfds() -> Iterator[None]:
-    # Its decoder logs that an optional package is absent, and its import may use what Python
-    # deprecates; neither is for our users to act on.
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        logger.setLevel(level)

@@ -1,0 +1,161 @@
+"""The problem a run solves (data, network, prior, likelihood, temperature) as one frozen record.
+
+Flags make a `Problem`, so does the flags.json of a run's folder, and so does Python:
+
+    problem = Problem(dataset_name="diabetes", weight_decay=10.0)
+    dataset = load_data(problem)
+    log_joint = build_log_joint(complete(problem, dataset), dataset)
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from haiku_posteriors.core import likelihoods, priors
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.likelihoods import Likelihood
+from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+from haiku_posteriors.utils import data_utils, models
+from haiku_posteriors.utils.data_utils import Dataset
+
+# The HMC study's regression networks (arXiv 2104.14421) give a mean and a raw scale.
+HETEROSCEDASTIC_NETWORKS = ("mlp_regression", "mlp_regression_small")
+UNKNOWN_NOISE_STD = 0.3  # where learning starts, in units of the standardized targets
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A posterior, described by plain values; names and meaning are those of the flags.
+
+    None means "chosen from the data" and is replaced by `complete`.
+    """
+
+    dataset_name: str = "toy_regression"
+    data_dir: str | None = None
+    subset_train_to: int | None = None
+    task: str | None = None
+    standardize: bool = True
+    use_float64: bool = False
+    model_name: str | None = None
+    weight_decay: float = 1.0
+    prior_family: str = "gaussian"
+    prior_group: tuple[str, ...] = ()
+    prior_mixture_weight: float = 0.5
+    prior_mixture_ratio: float = 10.0
+    prior_degrees_of_freedom: float = 5.0
+    likelihood: str | None = None
+    noise_std: float | None = None
+    learn_noise: bool | None = None
+    stochastic_params: str = ""
+    temperature: float = 1.0
+    num_microbatches: int = 1
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "Problem":
+        """Takes from `values` (of flags, of flags.json) what describes the problem."""
+        own = {name: values[name] for name in FIELDS if name in values}
+        if "prior_group" in own:
+            own["prior_group"] = tuple(own["prior_group"])
+        return cls(**own)
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Problem))
+
+
+def load_data(problem: Problem) -> Dataset:
+    """The data set of a problem, in the precision it asks for."""
+    if problem.use_float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise UserError("use_float64 needs JAX in that mode: set jax_enable_x64 before.")
+    return data_utils.load(
+        problem.dataset_name,
+        problem.data_dir,
+        problem.subset_train_to,
+        problem.task,
+        problem.standardize,
+        np.float64 if problem.use_float64 else np.float32,
+    )
+
+
+def complete(problem: Problem, dataset: Dataset, known_noise_std: float | None = None) -> Problem:
+    """The same problem with every choice made that was left to the data.
+
+    Args:
+      problem: perhaps with None in it.
+      dataset: its data.
+      known_noise_std: of data whose noise is known; taken where noise_std is None.
+    """
+    model_name = problem.model_name or models.default_network_name(
+        dataset.task,
+        dataset.x_train.shape[1:],
+        np.issubdtype(dataset.x_train.dtype, np.integer),
+    )
+    one_noise_is_meant = problem.noise_std is not None or problem.learn_noise is not None
+    likelihood = problem.likelihood
+    if likelihood is None and dataset.task == "classification":
+        likelihood = "categorical"
+    elif likelihood is None and model_name in HETEROSCEDASTIC_NETWORKS and not one_noise_is_meant:
+        likelihood = "heteroscedastic_gaussian"
+    noise_std = known_noise_std if problem.noise_std is None else problem.noise_std
+    learn_noise = noise_std is None if problem.learn_noise is None else problem.learn_noise
+    return dataclasses.replace(
+        problem,
+        model_name=model_name,
+        likelihood=likelihood or "gaussian",
+        noise_std=UNKNOWN_NOISE_STD if noise_std is None else noise_std,
+        learn_noise=learn_noise,
+    )
+
+
+def build_log_joint(problem: Problem, dataset: Dataset) -> LogJoint:
+    """The log-joint of a complete problem."""
+    assert problem.model_name is not None
+    if problem.model_name == "cnn_lstm" and dataset.x_train.max() >= models.VOCABULARY_SIZE:
+        raise UserError(f"cnn_lstm knows tokens below {models.VOCABULARY_SIZE} only.")
+    likelihood = _make_likelihood(problem, dataset)
+    return make_log_joint(
+        models.get_network(problem.model_name, likelihood.num_outputs),
+        dataset.x_train,
+        _make_prior(problem),
+        likelihood,
+        temperature=problem.temperature,
+        num_microbatches=problem.num_microbatches,
+        stochastic_params=problem.stochastic_params,
+    )
+
+
+def _make_likelihood(problem: Problem, dataset: Dataset) -> Likelihood:
+    name = problem.likelihood
+    assert name is not None and problem.noise_std is not None
+    if (dataset.task == "regression") != ("gaussian" in name):
+        raise UserError(f"The likelihood '{name}' does not fit a task of {dataset.task}.")
+    if name == "categorical":
+        return likelihoods.categorical(dataset.num_classes)
+    if name == "bernoulli":
+        if dataset.num_classes != 2:
+            raise UserError(f"A Bernoulli likelihood needs 2 classes, not {dataset.num_classes}.")
+        return likelihoods.bernoulli()
+    num_targets = dataset.y_train.shape[1]
+    if name == "gaussian":
+        return likelihoods.gaussian(problem.noise_std, num_targets, bool(problem.learn_noise))
+    return likelihoods.heteroscedastic_gaussian(num_targets)
+
+
+def _make_prior(problem: Problem) -> priors.Prior:
+    arguments = {
+        "scale_mixture": {
+            "weight": problem.prior_mixture_weight,
+            "ratio": problem.prior_mixture_ratio,
+        },
+        "student_t": {"degrees_of_freedom": problem.prior_degrees_of_freedom},
+    }.get(problem.prior_family, {})
+    groups = []
+    for group in problem.prior_group:
+        pattern, _, precision = group.rpartition("=")
+        try:
+            groups.append((pattern, float(precision)))
+        except ValueError:
+            raise UserError(f"prior_group '{group}' is not of the form REGEX=NUMBER.") from None
+    return priors.make_prior(problem.weight_decay, problem.prior_family, groups, **arguments)

@@ -1,0 +1,75 @@
+"""What a run says of itself in numbers: the first line, summary.json, the last table."""
+
+import importlib.metadata
+import pathlib
+import resource
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from tabulate import tabulate
+
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.utils import files
+from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.train_utils import RunResult
+from haiku_posteriors.version import __version__
+
+PACKAGES = ("jax", "jaxlib", "dm-haiku", "optax", "numpy")
+
+
+def headline(
+    method: str, model_name: str, log_joint: LogJoint, dataset: Dataset, num_chains: int
+) -> str:
+    """What is about to be run, on what."""
+    return (
+        f"{method}: {model_name} ({num_parameters(log_joint):,} parameters) on {dataset.name} "
+        f"({len(dataset.x_train):,} training rows), {num_chains} chain(s), "
+        f"{jax.device_count()} {jax.devices()[0].device_kind} device(s)"
+    )
+
+
+def num_parameters(log_joint: LogJoint) -> int:
+    """The number of parameters, random or not."""
+    return trees.size(log_joint.shapes)
+
+
+def write(
+    directory: pathlib.Path, log_joint: LogJoint, result: RunResult, facts: Mapping[str, Any]
+) -> None:
+    """Writes summary.json: `facts` of the run, its metrics, its costs and what it ran on."""
+    content = {
+        **facts,
+        "num_parameters": num_parameters(log_joint),
+        "num_chains": result.test_predictions.num_chains,
+        "num_draws": result.test_predictions.num_draws,
+        "steps": result.num_updates,
+        "test": result.test_metrics,
+        "test_mean_of_members": result.member_metrics,
+        "train": result.train_metrics,
+        "seconds": result.seconds,
+        "peak_memory_bytes": _peak_memory(),
+        "device": {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
+        "versions": {package: importlib.metadata.version(package) for package in PACKAGES}
+        | {"haiku-posteriors": __version__, "python": sys.version.split()[0]},
+    }
+    files.write_json(directory / "summary.json", content)
+
+
+def table(result: RunResult) -> str:
+    """Metrics of training and test rows for the terminal."""
+    rows = [
+        [metric, result.train_metrics[metric], value, result.member_metrics[metric]]
+        for metric, value in result.test_metrics.items()
+    ]
+    return tabulate(rows, ["", "train", "test", "test, mean of draws"], floatfmt=".4g")
+
+
+def _peak_memory() -> int:
+    """Of the first device if it keeps count, as accelerators do, else of this process."""
+    statistics = jax.devices()[0].memory_stats() or {}
+    unit = 1 if sys.platform == "darwin" else 1024
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(statistics.get("peak_bytes_in_use", process))

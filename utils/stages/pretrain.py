@@ -1,0 +1,40 @@
+"""Parameters to start from, found by another method before the run."""
+
+import jax
+import numpy as np
+
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import chains, devices
+from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.train_utils import DivergedError
+
+
+def pretrain(
+    method: Method,
+    log_joint: LogJoint,
+    dataset: Dataset,
+    *,
+    seed: int,
+    num_chains: int,
+    num_starts: int,
+    num_epochs: int,
+) -> Params:
+    """Parameters to start from, (num_chains, ...): those a method has at the end of its epochs.
+
+    Each chain gets the best of `num_starts`, by the log-joint that its last epoch has met.
+    """
+    total = num_chains * num_starts
+    program, data = chains.compile_stage(log_joint, dataset, method, seed, total, chains.PRETRAIN)
+    keys = jax.vmap(lambda chain: chains.chain_key(seed, chains.PRETRAIN_INIT, 0, chain))(
+        np.arange(total)
+    )
+    state, info, finite = program.run(
+        program.init(jax.vmap(log_joint.init)(keys)), data, 0, num_epochs
+    )
+    if not finite:
+        raise DivergedError("Pretraining met a number that is not finite; lower init_step_size.")
+    values = np.asarray(info["log_joint"]).reshape(num_chains, num_starts, -1).mean(axis=2)
+    best = values.argmax(axis=1) + num_starts * np.arange(num_chains)
+    return jax.tree.map(lambda leaf: leaf[best], devices.to_host(state.params))
