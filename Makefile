@@ -36,4 +36,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check --fix .
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -9,8 +9,9 @@ import queue
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent
 REFERENCE = "hmc"
@@ -48,7 +49,7 @@ def run(name: str, folder: pathlib.Path, cores: queue.SimpleQueue[int | None]) -
     return code == 0
 
 
-def main(folder: pathlib.Path) -> bool:
+def run_all(folder: pathlib.Path) -> bool:
     """Runs all methods, two at a time, then the comparison; returns whether all ended well."""
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{len(METHODS)} methods on the toy regression, in {folder} ...", flush=True)
@@ -76,5 +77,13 @@ def main(folder: pathlib.Path) -> bool:
     return comparison.wait() == 0 and all(ends)
 
 
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the script."""
+    folders = sys.argv[1:] if arguments is None else arguments
+    if len(folders) > 1 or any(folder.startswith("-") for folder in folders):
+        sys.exit("demo.py takes one argument at most: the folder of the runs.")
+    sys.exit(0 if run_all(pathlib.Path(*(folders or ["runs/demo"]))) else 1)
+
+
 if __name__ == "__main__":
-    sys.exit(0 if main(pathlib.Path(*(sys.argv[1:] or ["runs/demo"]))) else 1)
+    main()

@@ -1,3 +1,89 @@
-"""Functional inference for Bayesian neural networks in JAX and Haiku, measured against HMC."""
+"""Functional inference for Bayesian neural networks in JAX and Haiku, measured against HMC.
 
-from haiku_posteriors.version import __version__ as __version__
+The public names are those of `__all__`. Each is imported when it is first used, so that importing
+the package itself costs nothing and starts nothing: no JAX, no files, no devices.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from haiku_posteriors.version import __version__
+
+if TYPE_CHECKING:
+    from haiku_posteriors.core import METHODS, likelihoods
+    from haiku_posteriors.core.data import Data, make_data
+    from haiku_posteriors.core.dropout import mc_dropout
+    from haiku_posteriors.core.errors import UserError
+    from haiku_posteriors.core.hmc import hmc
+    from haiku_posteriors.core.implicit.implicit_vi import implicit_vi
+    from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+    from haiku_posteriors.core.method import Method
+    from haiku_posteriors.core.priors import make_prior
+    from haiku_posteriors.core.sgd import sgd
+    from haiku_posteriors.core.sgmcmc import sgmcmc
+    from haiku_posteriors.core.vi import mean_field_vi
+    from haiku_posteriors.utils.data_utils import from_arrays
+    from haiku_posteriors.utils.data_utils import load as load_dataset
+    from haiku_posteriors.utils.train_utils import Run, RunResult
+
+__all__ = [
+    "METHODS",
+    "Data",
+    "LogJoint",
+    "Method",
+    "Run",
+    "RunResult",
+    "UserError",
+    "__version__",
+    "from_arrays",
+    "hmc",
+    "implicit_vi",
+    "likelihoods",
+    "load_dataset",
+    "make_data",
+    "make_log_joint",
+    "make_prior",
+    "mc_dropout",
+    "mean_field_vi",
+    "sgd",
+    "sgmcmc",
+]
+
+# Where each name is defined, "module" or "module:name"; what type checkers read stands above.
+_HOMES = {
+    "METHODS": "core:METHODS",
+    "Data": "core.data:Data",
+    "LogJoint": "core.log_joint:LogJoint",
+    "Method": "core.method:Method",
+    "Run": "utils.train_utils:Run",
+    "RunResult": "utils.train_utils:RunResult",
+    "UserError": "core.errors:UserError",
+    "from_arrays": "utils.data_utils:from_arrays",
+    "hmc": "core.hmc:hmc",
+    "implicit_vi": "core.implicit.implicit_vi:implicit_vi",
+    "likelihoods": "core.likelihoods",
+    "load_dataset": "utils.data_utils:load",
+    "make_data": "core.data:make_data",
+    "make_log_joint": "core.log_joint:make_log_joint",
+    "make_prior": "core.priors:make_prior",
+    "mc_dropout": "core.dropout:mc_dropout",
+    "mean_field_vi": "core.vi:mean_field_vi",
+    "sgd": "core.sgd:sgd",
+    "sgmcmc": "core.sgmcmc:sgmcmc",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name at its first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _HOMES[name].partition(":")
+    value: Any = importlib.import_module(f"{__name__}.{module}")
+    if attribute:
+        value = getattr(value, attribute)
+    globals()[name] = value  # the next use finds it without coming here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

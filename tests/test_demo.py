@@ -1,6 +1,6 @@
 """The demo names scripts that exist, and says so when one of them fails."""
 
-import demo
+from haiku_posteriors.scripts import demo
 
 
 def test_every_method_is_a_script():
@@ -16,7 +16,7 @@ def test_a_method_that_fails_is_told_and_the_others_compared(tmp_path, monkeypat
     monkeypatch.setattr(demo, "SCRIPTS", tmp_path)
     methods = {"hmc": ("good.py",), "vi": ("bad.py",), "sgd": ("good.py", "--flag")}
     monkeypatch.setattr(demo, "METHODS", methods)
-    assert not demo.main(tmp_path / "runs")
+    assert not demo.run_all(tmp_path / "runs")
     out = capsys.readouterr().out
     assert "hmc: done" in out and "vi: FAILED with exit code 2" in out and "sgd: done" in out
     compared = (tmp_path / "compare_posteriors.py.out").read_text()

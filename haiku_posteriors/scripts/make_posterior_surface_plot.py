@@ -1,0 +1,1 @@
+../../make_posterior_surface_plot.py
