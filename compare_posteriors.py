@@ -42,7 +42,7 @@ FLAGS = (
 GROUPS = {"Comparison": FLAGS}
 
 
-def run(
+def compare(
     reference: str | None,
     candidates: Sequence[str],
     targets: str | None,
@@ -83,16 +83,16 @@ def open_run_or_file(name: str) -> OpenedRun:
     return run_folders.open_run(path)
 
 
-def run_settings(settings: Settings) -> None:
+def run(settings: Settings) -> None:
     """Compares what the flags name."""
     candidates = [name for group in settings.candidates for name in group.split(",") if name]
     directory = pathlib.Path(settings.dir)
-    run(settings.reference, candidates, settings.targets, settings.data_dir, directory)
+    compare(settings.reference, candidates, settings.targets, settings.data_dir, directory)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the script."""
-    script_utils.run_script(run_settings, GROUPS, __doc__, arguments)
+    script_utils.run_script(run, GROUPS, __doc__, arguments)
 
 
 if __name__ == "__main__":

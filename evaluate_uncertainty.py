@@ -32,7 +32,7 @@ FLAGS = (
 GROUPS = {"Evaluation": FLAGS}
 
 
-def run(
+def evaluate(
     runs: Sequence[str],
     ood_sets: Sequence[str] | None,
     num_draws: int,
@@ -66,9 +66,9 @@ def run(
     uncertainty.write(directory or opened[0].path / "uncertainty", evaluations, notes)
 
 
-def run_settings(settings: Settings) -> None:
+def run(settings: Settings) -> None:
     """Evaluates what the flags name."""
-    run(
+    evaluate(
         settings.runs,
         settings.ood_sets,
         settings.num_draws,
@@ -80,7 +80,7 @@ def run_settings(settings: Settings) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the script."""
-    script_utils.run_script(run_settings, GROUPS, __doc__, arguments)
+    script_utils.run_script(run, GROUPS, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def test_files_of_probabilities_are_compared(tmp_path, capsys):
         table = rng.dirichlet(np.ones(3), size=50)
         np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",")
     np.savetxt(tmp_path / "labels.csv", labels, fmt="%d")
-    compare_posteriors.run(
+    compare_posteriors.compare(
         str(tmp_path / "first.csv"),
         [str(tmp_path / "second.csv")],
         str(tmp_path / "labels.csv"),
@@ -85,7 +85,7 @@ def test_labels_of_one_file_serve_the_others(tmp_path, capsys):
     np.savez(tmp_path / "with.npz", probabilities=probabilities, labels=np.arange(20) % 3)
     np.savetxt(tmp_path / "without.csv", probabilities)
     pair = [str(tmp_path / "with.npz"), str(tmp_path / "without.csv")]
-    compare_posteriors.run(pair[1], pair[:1], None, None, tmp_path / "c")
+    compare_posteriors.compare(pair[1], pair[:1], None, None, tmp_path / "c")
     with (tmp_path / "c/comparison.csv").open() as file:
         accuracies = [row["value"] for row in csv.DictReader(file) if row["metric"] == "accuracy"]
     assert len(accuracies) == 2 and len(set(accuracies)) == 1
@@ -106,7 +106,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
 ):
     paths = [str(runs / name) for name in candidates]
     with pytest.raises(UserError, match=sentence):
-        compare_posteriors.run(
+        compare_posteriors.compare(
             reference and str(runs / reference), paths, None, None, tmp_path / "c"
         )
     assert not (tmp_path / "c").exists()

@@ -44,7 +44,7 @@ def test_a_report_of_shifts_and_foreign_rows(ensemble, tmp_path):
 
 def test_a_regression_under_noise_on_its_features(tmp_path, capsys):
     run = synthetic_runs.write_toy_run(tmp_path / "toy", draws=2)
-    evaluate_uncertainty.run([str(run)], None, 3, 20, None, None)
+    evaluate_uncertainty.evaluate([str(run)], None, 3, 20, None, None)
     with (run / "uncertainty/uncertainty.csv").open() as file:
         metrics = {row["metric"] for row in csv.DictReader(file)}
     assert {"rmse", "aurc", "nll/feature_noise/5", "coverage_90/corrupted/1"} <= metrics
@@ -55,7 +55,7 @@ def test_a_regression_under_noise_on_its_features(tmp_path, capsys):
 def test_runs_that_cannot_be_evaluated_together_are_refused(ensemble, tmp_path):
     digits, toy = ensemble / "digits", synthetic_runs.write_toy_run(tmp_path / "toy", draws=2)
     with pytest.raises(UserError, match=r"different data: dataset_name \(toy_regression, ref"):
-        evaluate_uncertainty.run([str(digits), str(toy)], None, 50, 100, None, None)
+        evaluate_uncertainty.evaluate([str(digits), str(toy)], None, 50, 100, None, None)
     assert not (digits / "uncertainty").exists()
 
 

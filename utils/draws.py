@@ -22,56 +22,72 @@ from haiku_posteriors.utils import checkpoint_utils
 PART_BYTES = 2**26
 
 
-def num_bytes(tree: Params) -> int:
-    """The size of a tree of arrays or shapes."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def num_draws(draws: Params) -> int:
-    """How many draws a tree of leaves (chains, draws, ...) holds for each chain."""
-    return jax.tree.leaves(draws)[0].shape[1]
-
-
 class DrawStore:
-    """All draws of a run, (chains, draws, ...), in the order they were taken.
+    """All draws of a run, (chains, draws, ...), in the order they were taken, and predictions.
 
-    With a folder they are in its files, and in memory until the next `flush` only; without one
-    they are in memory.
+    With a folder, draws are in its files (in memory until the next `flush` only), and predictions
+    in temporary files without a name, from which the run writes predictions.npz at its end.
+    Without one, both are in memory.
     """
 
-    def __init__(self, directory: pathlib.Path | None, template: Params) -> None:
+    def __init__(self, directory: pathlib.Path | None, template: Params, capacity: int) -> None:
         """Opens the folder, whose files may hold draws already.
 
         Args:
-          directory: of the draws' files; None for none.
+          directory: the run's folder; None for none.
           template: the network's parameters; shapes suffice.
+          capacity: how many draws of each chain there will be in all.
         """
-        self._directory, self._template = directory, template
-        self._files = checkpoint_utils.draw_files(directory) if directory else []
+        self._directory, self._template, self._capacity = directory, template, capacity
+        self._files = checkpoint_utils.draw_files(directory / "draws") if directory else []
         self._pending: list[Params] = []
+        self._task, self._num_predicted = "", 0
+        self._predicted: list[_ArrayFile | _ArrayInMemory] = []
 
-    @property
-    def pending_bytes(self) -> int:
-        """How much `flush` would write."""
-        return sum(map(num_bytes, self._pending)) if self._directory else 0
+    def draws_per_block(self, num_chains: int) -> int:
+        """How many draws of each chain should be in memory at a time."""
+        leaves = jax.tree.leaves(self._template)
+        draw_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return max(1, PART_BYTES // (draw_bytes * num_chains))
 
     def append(self, draws: Params) -> None:
         """Adds draws, host arrays."""
         self._pending.append(draws)
 
-    def flush(self, epoch: int) -> None:
-        """Writes what was added since the last time, all taken up to `epoch`."""
+    def append_predictions(self, predictions: Predictions) -> None:
+        """Adds predictions of the next draws on the test rows."""
+        assert predictions.log_likelihoods is not None
+        arrays = (predictions.outputs, predictions.log_likelihoods)
+        if not self._predicted:
+            self._task = predictions.task
+            self._predicted = [
+                _ArrayFile(self._directory, self._capacity, array)
+                if self._directory
+                else _ArrayInMemory(self._capacity, array)
+                for array in arrays
+            ]
+        for stored, array in zip(self._predicted, arrays, strict=True):
+            stored.write(self._num_predicted, array)
+        self._num_predicted += predictions.outputs.shape[1]
+
+    def is_full(self) -> bool:
+        """Whether there is enough to write for a file."""
+        pending = [leaf.nbytes for part in self._pending for leaf in jax.tree.leaves(part)]
+        return self._directory is not None and sum(pending) >= PART_BYTES
+
+    def flush(self, step: int) -> None:
+        """Writes the draws added since the last time, all taken up to `step`."""
         if self._directory is None or not self._pending:
             return
-        path = checkpoint_utils.save_draws(self._directory, epoch, concatenate(self._pending))
-        self._files.append(path)
+        joined = _concatenate(self._pending)
+        self._files.append(checkpoint_utils.save_draws(self._directory / "draws", step, joined))
         self._pending = []
 
     def clear(self) -> None:
-        """Forgets all draws; others are to follow."""
+        """Forgets everything; other draws are to follow."""
         for path in self._files:
             path.unlink()
-        self._files, self._pending = [], []
+        self._files, self._pending, self._num_predicted = [], [], 0
 
     def parts(self) -> Iterator[Params]:
         """The draws in pieces, (chains, some draws, ...)."""
@@ -84,62 +100,29 @@ class DrawStore:
         """The draws with these ascending indices, (chains, indices, ...)."""
         chosen, first = [], 0
         for part in self.parts():
-            count = num_draws(part)
+            count = jax.tree.leaves(part)[0].shape[1]
             inside = indices[(indices >= first) & (indices < first + count)] - first
             if len(inside):
                 chosen.append(jax.tree.map(lambda leaf, own=inside: leaf[:, own], part))
             first += count
-        return concatenate(chosen)
+        return _concatenate(chosen)
 
     def load(self) -> Params:
         """All draws, in memory."""
-        return concatenate(list(self.parts()))
+        return _concatenate(list(self.parts()))
 
-
-def concatenate(parts: list[Params]) -> Params:
-    """Draws of successive pieces as one tree."""
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
-
-
-class PredictionStore:
-    """Predictions of a run's draws; with a folder, in temporary files mapped into memory.
-
-    The files have no name: they end with the run, which writes predictions.npz from them.
-
-    Attributes:
-      num_draws: how many draws of each chain there are predictions of.
-    """
-
-    def __init__(self, directory: pathlib.Path | None, capacity: int) -> None:
-        """Prepares for predictions of at most `capacity` draws per chain."""
-        self._directory, self._capacity = directory, capacity
-        self._task, self.num_draws = "", 0
-        self._arrays: list[_ArrayFile | _ArrayInMemory] = []
-
-    def append(self, predictions: Predictions) -> None:
-        """Adds predictions of the next draws."""
-        assert predictions.log_likelihoods is not None
-        arrays = (predictions.outputs, predictions.log_likelihoods)
-        if not self._arrays:
-            self._task = predictions.task
-            self._arrays = [
-                _ArrayFile(self._directory, self._capacity, array)
-                if self._directory
-                else _ArrayInMemory(self._capacity, array)
-                for array in arrays
-            ]
-        for stored, array in zip(self._arrays, arrays, strict=True):
-            stored.write(self.num_draws, array)
-        self.num_draws += predictions.outputs.shape[1]
-
-    def clear(self) -> None:
-        """Forgets all predictions; others are to follow."""
-        self.num_draws = 0
-
-    def view(self, targets: np.ndarray) -> Predictions:
-        """All predictions so far; their arrays read from the files as they are used."""
-        outputs, log_likelihoods = (stored.view()[:, : self.num_draws] for stored in self._arrays)
+    def predictions(self, targets: np.ndarray) -> Predictions | None:
+        """All predictions so far, their arrays read from the files as they are used."""
+        if not self._num_predicted:
+            return None
+        outputs, log_likelihoods = (
+            stored.view()[:, : self._num_predicted] for stored in self._predicted
+        )
         return Predictions(self._task, outputs, log_likelihoods, targets)
+
+
+def _concatenate(parts: list[Params]) -> Params:
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
 
 
 class _ArrayFile:

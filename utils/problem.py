@@ -2,9 +2,7 @@
 
 Flags make a `Problem`, so does the flags.json of a run's folder, and so does Python:
 
-    problem = Problem(dataset_name="diabetes", weight_decay=10.0)
-    dataset = load_data(problem)
-    log_joint = build_log_joint(complete(problem, dataset), dataset)
+    problem, dataset, log_joint = load_problem(Problem(dataset_name="diabetes", weight_decay=10.0))
 """
 
 import dataclasses
@@ -63,6 +61,15 @@ class Problem:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Problem))
+
+
+def load_problem(
+    problem: Problem, known_noise_std: float | None = None
+) -> tuple[Problem, Dataset, LogJoint]:
+    """The problem with all choices made (see `complete`), its data and its log-joint."""
+    dataset = load_data(problem)
+    problem = complete(problem, dataset, known_noise_std)
+    return problem, dataset, build_log_joint(problem, dataset)
 
 
 def load_data(problem: Problem) -> Dataset:

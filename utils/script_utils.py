@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
@@ -100,13 +101,12 @@ def _enable_compilation_cache() -> None:
 def load_task(method: str, settings: Settings) -> Task:
     """Reads the data, fills in every flag that depends on them, and builds the log-joint."""
     settings = settings_table.resolve(method, settings)
-    described = Problem.from_mapping(settings.values)
-    dataset = problem.load_data(described)
     known_noise = settings_table.KNOWN_NOISE_STD.get(settings.dataset_name)
-    described = problem.complete(described, dataset, known_noise)
-    settings = settings.fill(vars(described), "chosen from the data")
-    settings = settings.cap("batch_size", len(dataset.x_train), "all training rows")
-    return Task(method, settings, dataset, problem.build_log_joint(described, dataset))
+    chosen, dataset, log_joint = problem.load_problem(
+        Problem.from_mapping(settings.values), known_noise
+    )
+    settings = settings_table.complete(settings, vars(chosen), len(dataset.x_train))
+    return Task(method, settings, dataset, log_joint)
 
 
 def open_folder(task: Task) -> pathlib.Path:
@@ -177,8 +177,12 @@ def execute(
       **loop: further arguments of `Run`.
     """
     settings, dataset = task.settings, task.dataset
-    print(summary.headline(task.method, settings.model_name, task.log_joint, dataset, num_chains))
-    print(f"In {directory}", flush=True)
+    print(
+        f"{task.method}: {settings.model_name} ({trees.size(task.log_joint.shapes):,} parameters) "
+        f"on {dataset.name} ({len(dataset.x_train):,} training rows), {num_chains} chain(s), "
+        f"{jax.device_count()} {jax.devices()[0].device_kind} device(s), in {directory}",
+        flush=True,
+    )
     run = Run(
         task.log_joint,
         dataset,
@@ -205,10 +209,11 @@ def execute(
         "dataset": dataset.name,
         "data_sha256": fingerprint(dataset),
         "model": settings.model_name,
+        "num_parameters": trees.size(task.log_joint.shapes),
         "seed": settings.seed,
         "epochs": num_steps,
     }
-    summary.write(directory, task.log_joint, result, facts)
+    summary.write(directory, result, facts)
     print(summary.table(result))
     if judge:
         judge(directory, result)

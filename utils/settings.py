@@ -329,6 +329,12 @@ def resolve(method: str, settings: Settings) -> Settings:
     return settings.fill({"final_step_size": settings.init_step_size}, "as init_step_size")
 
 
+def complete(settings: Settings, chosen: Mapping[str, Any], num_rows: int) -> Settings:
+    """Fills in what the data decide: `chosen` from them, and a batch size of at most all rows."""
+    settings = settings.fill(chosen, "chosen from the data")
+    return settings.cap("batch_size", num_rows, "all training rows")
+
+
 def _resolve_hmc(settings: Settings) -> Settings:
     if settings.step_size is not None:
         # Nothing to adapt, and the study's default.

@@ -18,19 +18,13 @@ from jax.sharding import Mesh
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import metrics
-from haiku_posteriors.core.judging.predictions import Predictions
+from haiku_posteriors.core.judging.predictions import Predictions, join
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, State
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import chains, checkpoint_utils, devices, ensemble_utils
 from haiku_posteriors.utils.data_utils import Dataset
-from haiku_posteriors.utils.draws import (
-    PART_BYTES,
-    DrawStore,
-    PredictionStore,
-    num_bytes,
-    num_draws,
-)
+from haiku_posteriors.utils.draws import DrawStore
 from haiku_posteriors.utils.files import JsonLines
 from haiku_posteriors.utils.logging_utils import RunLog, Ticker
 from haiku_posteriors.utils.signals import Interrupted, Interruption
@@ -144,16 +138,14 @@ class Run:
         )
         self._program = chains.compile_method(method, seed, num_chains, mesh)
         self._predict = ensemble_utils.make_predictor(log_joint, dataset)
-        shapes = log_joint.shapes
-        self._draws_per_block = max(1, PART_BYTES // (num_bytes(shapes) * num_chains))
         self._seconds = 0.0
         self._last_save = time.monotonic()
         self._warned = False
         self.step, self.state = 0, self._program.init(initial_params)
         remarks = self._resume(mesh) if directory else []
-        self._draws = DrawStore(directory / "draws" if directory else None, shapes)
-        self._predictions = PredictionStore(directory, num_collections * num_draws)
-        for part in self._draws.parts():
+        self._store = DrawStore(directory, log_joint.shapes, num_collections * num_draws)
+        self._draws_per_block = self._store.draws_per_block(num_chains)
+        for part in self._store.parts():
             self._predict_again(part, devices.chain_sharding(mesh))
         self.log = RunLog(
             directory,
@@ -204,8 +196,7 @@ class Run:
         # Sampled again, not taken from the disk: there they may have been changed already.
         draws = self._program.sample(self.state, chains.DRAW, self.step, self._num_draws)
         draws = change(self.state, devices.to_host(draws))
-        self._draws.clear()
-        self._predictions.clear()
+        self._store.clear()
         self._keep(draws)
         self._seconds += time.monotonic() - started
         self._save()
@@ -283,13 +274,12 @@ class Run:
         if last or self.step % self._eval_freq == 0:
             self._evaluate(info)
         overdue = started - self._last_save > SAVE_SECONDS
-        full = self._draws.pending_bytes >= PART_BYTES
-        if last or overdue or full or self.step % self._save_freq == 0:
+        if last or overdue or self._store.is_full() or self.step % self._save_freq == 0:
             self._save()
         self._seconds += time.monotonic() - started
 
     def _sample(self, purpose: int) -> Iterator[Params]:
-        """Draws of the current state, in blocks of about PART_BYTES; mostly there is one."""
+        """Draws of the current state, in blocks that fit into memory; mostly there is one."""
         if self._num_draws <= self._draws_per_block:
             yield self._program.sample(self.state, purpose, self.step, self._num_draws)
             return
@@ -300,32 +290,34 @@ class Run:
 
     def _keep(self, draws: Params) -> None:
         """Predicts with draws, and puts both where they belong."""
-        self._predictions.append(self._predict(draws, self._test))
-        self._draws.append(devices.to_host(draws))
-        if num_draws(draws) < self._num_draws and self._draws.pending_bytes >= PART_BYTES:
-            self._draws.flush(self.step)  # a block among others
+        self._store.append_predictions(self._predict(draws, self._test))
+        self._store.append(devices.to_host(draws))
+        block = jax.tree.leaves(draws)[0].shape[1] < self._num_draws
+        if block and self._store.is_full():
+            self._store.flush(self.step)
 
     def _evaluate(self, info: Mapping[str, Any]) -> None:
         """Metrics of the current state's draws, and of all draws collected so far."""
-        train, test = PredictionStore(None, self._num_draws), PredictionStore(None, self._num_draws)
+        collected = self._store.predictions(self.test_targets)
+        train, test = [], []
         for draws in self._sample(chains.EVALUATE):
             train.append(self._predict(draws, self._train))
             if not self._collects(self.step):
                 test.append(self._predict(draws, self._test))
-        if self._collects(self.step):  # just predicted with draws of the same state
-            latest = self._predictions.view(self.test_targets).latest(self._num_draws)
+        if collected and self._collects(self.step):  # just predicted with draws of the same state
+            latest = collected.latest(self._num_draws)
         else:
-            latest = test.view(self.test_targets)
+            latest = join(test, self.test_targets)
         columns = TABLE_COLUMNS[self.dataset.task]
         test_metrics = metrics.of_predictions(latest)
         values = {name: float(np.mean(value)) for name, value in info.items()}
-        train_metrics = metrics.of_predictions(train.view(self._train_targets))
+        train_metrics = metrics.of_predictions(join(train, self._train_targets))
         values |= {f"train_{name}": value for name, value in train_metrics.items()}
         values |= {f"test_{name}": value for name, value in test_metrics.items()}
         count, disagreement = latest.num_draws, test_metrics["disagreement"]
         shown = ["log_joint", f"train_{columns[1]}", *(f"test_{name}" for name in columns)]
-        if self._predictions.num_draws > self._num_draws:
-            ensemble = metrics.of_predictions(self._predictions.view(self.test_targets))
+        if collected and collected.outputs.shape[1] > self._num_draws:
+            ensemble = metrics.of_predictions(collected)
             values |= {f"ensemble_{name}": value for name, value in ensemble.items()}
             shown += [f"ensemble_{name}" for name in columns[:2]]
             count, disagreement = 2, ensemble["disagreement"]
@@ -348,7 +340,7 @@ class Run:
         self._last_save = time.monotonic()
         if self._directory is None:
             return
-        self._draws.flush(self.step)
+        self._store.flush(self.step)
         checkpoint_utils.save_checkpoint(
             self._directory / "checkpoints",
             self.step,
@@ -379,18 +371,20 @@ class Run:
         # One collection at a time, as they were predicted the first time: the same program, the
         # same bits.
         at_once = min(self._num_draws, self._draws_per_block)
-        for first in range(0, num_draws(draws), at_once):
+        for first in range(0, jax.tree.leaves(draws)[0].shape[1], at_once):
             part = jax.tree.map(lambda leaf: leaf[:, first : first + at_once], draws)  # noqa: B023
-            self._predictions.append(self._predict(jax.device_put(part, sharding), self._test))
+            part = jax.device_put(part, sharding)
+            self._store.append_predictions(self._predict(part, self._test))
 
     def _result(self) -> RunResult:
         info = jax.eval_shape(self._program.run, self.state, self._train, 0, 1)[1]
-        predictions = self._predictions.view(self.test_targets)
+        predictions = self._store.predictions(self.test_targets)
+        assert predictions is not None
         total = predictions.outputs.shape[1]
         few = np.unique(np.linspace(0, total - 1, min(total, TRAIN_DRAWS_EVALUATED)).astype(int))
-        train = self._predict(self._draws.take(few), self._train)
+        train = self._predict(self._store.take(few), self._train)
         return RunResult(
-            self._draws,
+            self._store,
             predictions,
             metrics.of_predictions(predictions),
             metrics.mean_over_draws(predictions),

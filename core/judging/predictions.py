@@ -51,6 +51,17 @@ class Predictions(NamedTuple):
         )
 
 
+def join(parts: list[Predictions], targets: np.ndarray) -> Predictions:
+    """Predictions of successive draws as one."""
+    log_likelihoods = [part.log_likelihoods for part in parts if part.log_likelihoods is not None]
+    return Predictions(
+        parts[0].task,
+        np.concatenate([part.outputs for part in parts], axis=1),
+        np.concatenate(log_likelihoods, axis=1),
+        targets,
+    )
+
+
 def evenly(count: int, wanted: int) -> np.ndarray:
     """At most `wanted` of the indices 0 to count - 1, each in the middle of an equal part."""
     wanted = min(count, wanted)

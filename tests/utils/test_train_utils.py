@@ -11,7 +11,7 @@ from haiku_posteriors.core.judging import metrics
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.priors import make_prior
-from haiku_posteriors.utils import checkpoint_utils, data_utils, models, train_utils
+from haiku_posteriors.utils import checkpoint_utils, data_utils, draws, models
 from haiku_posteriors.utils.files import read_rows
 from haiku_posteriors.utils.logging_utils import RunLog
 from haiku_posteriors.utils.train_utils import DivergedError, Run
@@ -167,7 +167,7 @@ def test_a_run_that_would_collect_nothing_is_refused(problem):
 def test_draws_in_blocks_and_in_many_files_are_all_there(problem, tmp_path, monkeypatch):
     """With PART_BYTES below one draw: a block of one draw, a file after every block."""
     log_joint, dataset = problem
-    monkeypatch.setattr(train_utils, "PART_BYTES", 1)
+    monkeypatch.setattr(draws, "PART_BYTES", 1)
     method = vi.mean_field_vi(log_joint, optax.adam(1e-2), batch_size=70)
     settings = {"num_steps": 3, "num_chains": 2, "num_draws": 4, "quiet": True, "eval_freq": 2}
     runs = [Run(log_joint, dataset, method, directory=tmp_path, **settings).finish()]
@@ -176,11 +176,11 @@ def test_draws_in_blocks_and_in_many_files_are_all_there(problem, tmp_path, monk
     runs.append(Run(log_joint, dataset, method, **settings).finish())
     for again in runs[1:]:
         assert_equal_runs(again, runs[0])
-    draws = runs[0].draws["hidden_0"]["w"]
-    assert draws.shape == (2, 4, 1, 7)
-    assert len(np.unique(draws.reshape(8, -1), axis=0)) == 8, "blocks must differ"
+    weights = runs[0].draws["hidden_0"]["w"]
+    assert weights.shape == (2, 4, 1, 7)
+    assert len(np.unique(weights.reshape(8, -1), axis=0)) == 8, "blocks must differ"
     few = runs[0].store.take(np.array([1, 3]))["hidden_0"]["w"]
-    np.testing.assert_array_equal(few, draws[:, [1, 3]])
+    np.testing.assert_array_equal(few, weights[:, [1, 3]])
 
 
 def test_changed_draws_replace_those_of_the_state(problem, tmp_path):

@@ -33,14 +33,13 @@ def load_run_problem(run: OpenedRun, data_dir: str | None) -> tuple[LogJoint, Da
     Raises:
       UserError: the data cannot be found, or are not those that the run was trained on.
     """
-    described = problem_of_run(run, data_dir)
-    dataset = problem.load_data(described)
+    _, dataset, log_joint = problem.load_problem(problem_of_run(run, data_dir))
     if data_utils.fingerprint(dataset) != run.summary["data_sha256"]:
         raise UserError(
             f"The data set '{dataset.name}' found now is not the one that {run.path} was trained "
             "on; give the folder of the original files as --data_dir."
         )
-    return problem.build_log_joint(problem.complete(described, dataset), dataset), dataset
+    return log_joint, dataset
 
 
 def choose_draws(log_joint: LogJoint, run: OpenedRun, max_draws: int) -> Params:
@@ -60,7 +59,7 @@ def choose_draws(log_joint: LogJoint, run: OpenedRun, max_draws: int) -> Params:
         name: np.concatenate([picked[name] for _, picked in parts])[order][None]
         for name in parts[0][1]
     }
-    template = jax.eval_shape(log_joint.init, jax.random.key(0))
+    template = log_joint.shapes
     if trees.named_leaves(template).keys() != joined.keys():
         network = run.flags["model_name"]
         raise UserError(f"The draws in {run.path} are not of the network {network}.")

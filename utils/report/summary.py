@@ -1,4 +1,4 @@
-"""What a run says of itself in numbers: the first line, summary.json, the last table."""
+"""What a run says of itself in numbers: summary.json and the last table."""
 
 import importlib.metadata
 import pathlib
@@ -10,39 +10,17 @@ from typing import Any
 import jax
 from tabulate import tabulate
 
-from haiku_posteriors.core import trees
-from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.utils import files
-from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.train_utils import RunResult
 from haiku_posteriors.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "dm-haiku", "optax", "numpy")
 
 
-def headline(
-    method: str, model_name: str, log_joint: LogJoint, dataset: Dataset, num_chains: int
-) -> str:
-    """What is about to be run, on what."""
-    return (
-        f"{method}: {model_name} ({num_parameters(log_joint):,} parameters) on {dataset.name} "
-        f"({len(dataset.x_train):,} training rows), {num_chains} chain(s), "
-        f"{jax.device_count()} {jax.devices()[0].device_kind} device(s)"
-    )
-
-
-def num_parameters(log_joint: LogJoint) -> int:
-    """The number of parameters, random or not."""
-    return trees.size(log_joint.shapes)
-
-
-def write(
-    directory: pathlib.Path, log_joint: LogJoint, result: RunResult, facts: Mapping[str, Any]
-) -> None:
+def write(directory: pathlib.Path, result: RunResult, facts: Mapping[str, Any]) -> None:
     """Writes summary.json: `facts` of the run, its metrics, its costs and what it ran on."""
     content = {
         **facts,
-        "num_parameters": num_parameters(log_joint),
         "num_chains": result.test_predictions.num_chains,
         "num_draws": result.test_predictions.num_draws,
         "steps": result.num_updates,
