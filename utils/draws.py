@@ -92,20 +92,25 @@ class DrawStore:
     def parts(self) -> Iterator[Params]:
         """The draws in pieces, (chains, some draws, ...)."""
         for path in self._files:
-            tensors, _ = checkpoint_utils.load_tensors(path)
-            yield trees.from_named_leaves(self._template, tensors)
+            # Without a name here, so that one part can go before the next is read.
+            yield trees.from_named_leaves(self._template, checkpoint_utils.load_tensors(path)[0])
         yield from self._pending
 
-    def take(self, indices: np.ndarray) -> Params:
-        """The draws with these ascending indices, (chains, indices, ...)."""
-        chosen, first = [], 0
+    def chosen(self, indices: np.ndarray) -> Iterator[Params]:
+        """The draws with these ascending indices, in blocks of equal size but for the last."""
+        found: list[Params] = []  # single draws, (chains, 1, ...)
+        first = 0
         for part in self.parts():
-            count = jax.tree.leaves(part)[0].shape[1]
-            inside = indices[(indices >= first) & (indices < first + count)] - first
-            if len(inside):
-                chosen.append(jax.tree.map(lambda leaf, own=inside: leaf[:, own], part))
+            chains, count = jax.tree.leaves(part)[0].shape[:2]
+            for index in indices[(indices >= first) & (indices < first + count)] - first:
+                # Copied, so that the part it comes from can go.
+                found.append(jax.tree.map(lambda leaf, i=index: leaf[:, i : i + 1].copy(), part))
+                if len(found) == self.draws_per_block(chains):
+                    yield _concatenate(found)
+                    found = []
             first += count
-        return _concatenate(chosen)
+        if found:
+            yield _concatenate(found)
 
     def load(self) -> Params:
         """All draws, in memory."""

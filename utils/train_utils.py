@@ -382,13 +382,13 @@ class Run:
         assert predictions is not None
         total = predictions.outputs.shape[1]
         few = np.unique(np.linspace(0, total - 1, min(total, TRAIN_DRAWS_EVALUATED)).astype(int))
-        train = self._predict(self._store.take(few), self._train)
+        train = [self._predict(draws, self._train) for draws in self._store.chosen(few)]
         return RunResult(
             self._store,
             predictions,
             metrics.of_predictions(predictions),
             metrics.mean_over_draws(predictions),
-            metrics.of_predictions(train._replace(targets=self._train_targets)),
+            metrics.of_predictions(join(train, self._train_targets)),
             devices.to_host(self.state),
             {} if self._history is None else _stack(self._history.rows),
             self.num_steps * int(np.prod(info["log_joint"].shape[1:])),

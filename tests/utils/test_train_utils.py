@@ -179,8 +179,8 @@ def test_draws_in_blocks_and_in_many_files_are_all_there(problem, tmp_path, monk
     weights = runs[0].draws["hidden_0"]["w"]
     assert weights.shape == (2, 4, 1, 7)
     assert len(np.unique(weights.reshape(8, -1), axis=0)) == 8, "blocks must differ"
-    few = runs[0].store.take(np.array([1, 3]))["hidden_0"]["w"]
-    np.testing.assert_array_equal(few, weights[:, [1, 3]])
+    few = [block["hidden_0"]["w"] for block in runs[0].store.chosen(np.array([1, 3]))]
+    np.testing.assert_array_equal(np.concatenate(few, axis=1), weights[:, [1, 3]])
 
 
 def test_changed_draws_replace_those_of_the_state(problem, tmp_path):

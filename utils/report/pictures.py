@@ -62,7 +62,9 @@ def predict_grid(
     dummy = np.zeros((len(grid), *dataset.y_train.shape[1:]), dataset.y_train.dtype)
     predict = ensemble_utils.make_predictor(log_joint, dataset)
     data = jax.device_put(make_data(grid.astype(dataset.x_train.dtype), dummy))
-    return predict(result.store.take(few), data).flat_outputs
+    blocks = [predict(draws, data).outputs for draws in result.store.chosen(few)]
+    outputs = np.concatenate(blocks, axis=1)
+    return outputs.reshape(-1, *outputs.shape[2:])
 
 
 def _axis(values: np.ndarray, points: int) -> np.ndarray:
