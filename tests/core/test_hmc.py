@@ -58,47 +58,47 @@ def both_precisions(test):
     return run
 
 
-def start_of_trajectory(dtype):
-    log_joint = network_log_joint(INPUTS.astype(dtype))
-    data = make_data(INPUTS.astype(dtype), TARGETS.astype(dtype))
+def start_of_trajectory():
+    """In float64, where rounding errors leave room to see the integrator's own."""
+    inputs, targets = INPUTS.astype(float), TARGETS.astype(float)
+    log_joint = network_log_joint(inputs)
     params = log_joint.init(jax.random.key(0))
     inverse_mass = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.7), params)
-    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(params))
-    return log_joint, data, params, inverse_mass
+    assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(params))
+    return log_joint, make_data(inputs, targets), params, inverse_mass
 
 
-@both_precisions
-def test_trajectories_are_reversible(dtype):
-    log_joint, data, params, inverse_mass = start_of_trajectory(dtype)
-    momentum = trees.normal_like(jax.random.key(1), params)
+def test_trajectories_are_reversible():
+    with jax.enable_x64(True):
+        log_joint, data, params, inverse_mass = start_of_trajectory()
+        momentum = trees.normal_like(jax.random.key(1), params)
 
-    @jax.jit
-    def integrate(params, momentum):
-        return leapfrog(
-            log_joint,
-            params,
-            momentum,
-            data,
-            step_size=jnp.array(0.02, dtype),
-            inverse_mass=inverse_mass,
-            num_steps=jnp.array(40),
-        )
+        @jax.jit
+        def integrate(params, momentum):
+            return leapfrog(
+                log_joint,
+                params,
+                momentum,
+                data,
+                step_size=jnp.array(0.02),
+                inverse_mass=inverse_mass,
+                num_steps=jnp.array(40),
+            )
 
-    there, momentum_there = integrate(params, momentum)
-    moved = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), there, params)
-    assert min(jax.tree.leaves(moved)) > 0.1
-    back, momentum_back = integrate(there, jax.tree.map(jnp.negative, momentum_there))
-    tolerance = 1e-4 if dtype == np.float32 else 1e-11
-    for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(params), strict=True):
-        np.testing.assert_allclose(a, b, atol=tolerance)
-    for a, b in zip(jax.tree.leaves(momentum_back), jax.tree.leaves(momentum), strict=True):
-        np.testing.assert_allclose(-a, b, atol=10 * tolerance)
+        there, momentum_there = integrate(params, momentum)
+        moved = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), there, params)
+        assert min(jax.tree.leaves(moved)) > 0.1
+        back, momentum_back = integrate(there, jax.tree.map(jnp.negative, momentum_there))
+        for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(params), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-11)
+        for a, b in zip(jax.tree.leaves(momentum_back), jax.tree.leaves(momentum), strict=True):
+            np.testing.assert_allclose(-a, b, atol=1e-10)
 
 
 def test_energy_error_is_of_second_order():
     """Over the same time and from the same momentum, half the step is a quarter of the error."""
     with jax.enable_x64(True):
-        log_joint, data, params, inverse_mass = start_of_trajectory(np.float64)
+        log_joint, data, params, inverse_mass = start_of_trajectory()
         kernel = jax.jit(
             lambda step_size, num_steps: transition(
                 jax.random.key(3),
@@ -192,9 +192,12 @@ def test_acceptance_is_what_the_energy_error_says(skewed_chains):
     assert_mean_of_chains(np.exp(-info["energy_error"][:, 100:]), 1)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_variance_is_proportional_to_temperature(temperature):
-    """Two groups of scale 1 and 0.1, hence with different masses."""
+def test_variance_is_proportional_to_temperature():
+    """Two groups of scale 1 and 0.1, hence with different masses; at temperature 2.
+
+    The linear-Gaussian posterior below has a temperature under 1.
+    """
+    temperature = 2.0
     prior = make_prior(1.0, groups=[("narrow", 100.0)])
     zeros = jnp.zeros(4, jnp.float32)
     log_joint = target_of_prior(prior, {"wide": {"w": zeros}, "narrow": {"w": zeros}}, temperature)
@@ -237,6 +240,7 @@ def predictive_moments(log_joint, draws):
     return np.concatenate([outputs, outputs**2], axis=-1).astype(float)
 
 
+@pytest.mark.slow
 def test_agrees_with_blackjax_on_a_network():
     """The same steps in both: predictive moments and acceptance differ by less than 5 errors."""
     log_joint, num_chains, num_draws = network_log_joint(), 4, 1000
@@ -347,8 +351,8 @@ def test_without_metropolis_all_but_divergences_are_accepted():
 
 def test_point_estimates_stay_and_random_parameters_move():
     log_joint = network_log_joint(stochastic_params="linear_1")
-    method = hmc(log_joint, num_burn_in=20, adapt_mass_matrix=True)
-    states, draws, _ = run_chains(method, NETWORK_DATA, 2, 30)
+    method = hmc(log_joint, step_size=0.05, trajectory_length=0.5)
+    states, draws, _ = run_chains(method, NETWORK_DATA, 2, 10)
     names = ["mlp/~/linear_1/b", "mlp/~/linear_1/w"]
     assert list(trees.named_leaves(states.inverse_mass)) == names
     starts = jax.vmap(method.init, (0, None))(chain_keys(jax.random.key(1), 2), None).params

@@ -227,8 +227,8 @@ def last_states(method, num_epochs, num_chains):
     [
         sgld(2e-2, rmsprop()),
         sghmc(2e-3, 0.9, rmsprop()),
-        sghmc(constant_with_burn_in(3e-4, 1e-4, 300), 0.9),
-        sgld(cyclical(2e-3, 240, 150)),
+        pytest.param(sghmc(constant_with_burn_in(3e-4, 1e-4, 300), 0.9), marks=pytest.mark.slow),
+        pytest.param(sgld(cyclical(2e-3, 240, 150)), marks=pytest.mark.slow),
     ],
     ids=["sgld-rmsprop", "sghmc-rmsprop", "sghmc-burn-in", "sgld-cyclical"],
 )

@@ -468,7 +468,7 @@ def test_training_learns_the_noise_and_the_prior_scale():
 
 def test_stochastic_params_are_drawn_and_the_rest_copied_and_trained():
     log_joint = build(tanh_mlp, learn_noise=True, stochastic_params="linear_1/w|likelihood")
-    method = vi.mean_field_vi(log_joint, batch_size=8, sigma_init=0.1, estimator="local")
+    method = vi.mean_field_vi(log_joint, batch_size=ROWS, sigma_init=0.1)
     start = method.init(jax.random.key(0), None)
     state, _ = jax.jit(method.step)(jax.random.key(1), start, DATA)
     draws = trees.named_leaves(
