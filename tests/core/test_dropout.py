@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scenarios import assert_mean
 
 from haiku_posteriors.core import dropout, trees
 from haiku_posteriors.core.data import make_data
@@ -41,9 +42,8 @@ def params_of(log_joint):
 
 
 def check_moments(draws, mean, variance):
-    """5 standard errors for means, a false failure once in 1.7 million; variances to 6 %."""
-    error = np.sqrt(variance / len(draws))
-    assert np.all(np.abs(draws.mean(axis=0) - mean) < 5 * error + 1e-6)
+    """Means as in `scenarios`; variances to 6 %."""
+    assert_mean(draws, mean)
     np.testing.assert_allclose(draws.var(axis=0), variance, rtol=0.06)
 
 
@@ -63,7 +63,8 @@ def test_draws_and_training_noise_have_the_analytic_moments():
 
     state = method.init(jax.random.key(0), params)
     weights = jax.jit(method.sample, static_argnums=2)(jax.random.key(1), state, 20_000)
-    outputs = np.asarray(jax.vmap(log_joint.network, (0, None))(weights, INPUTS)[:, :, 0], float)
+    outputs = jax.jit(jax.vmap(log_joint.network, (0, None)))(weights, INPUTS)
+    outputs = np.asarray(outputs[:, :, 0], float)
     check_moments(outputs, mean, np.diag(covariance))
     np.testing.assert_allclose(np.cov(outputs.T), covariance, atol=0.06 * np.abs(covariance).max())
 
@@ -108,10 +109,9 @@ def test_a_draw_masks_whole_input_channels_and_nothing_else():
     assert abs(both) < 5 / np.sqrt(2000), "channels are dropped independently"
 
 
-@pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_the_objective_is_the_expected_log_joint_of_the_draws(family):
+def test_the_objective_is_the_expected_log_joint_of_the_draws():
     """The reported log-joint, averaged over keys, against that of drawn weights; z at 5."""
-    log_joint = build(prior=make_prior(2.0, family), temperature=0.5)
+    log_joint = build(prior=make_prior(2.0, "laplace"), temperature=0.5)
     params = params_of(log_joint)
     method = dropout.mc_dropout(log_joint, RATE, optax.sgd(0.0), batch_size=9)
     state = method.init(jax.random.key(0), params)

@@ -86,18 +86,24 @@ def test_difference_of_values(params, pieces):
     assert float(log_joint.difference(moved, params, data)) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 8, 22, ROWS])
+@pytest.mark.parametrize("batch_size", [1, 5, 22, ROWS])
 def test_minibatches_partition_the_rows_and_are_unbiased(params, batch_size):
     """sum_b (n_b / N) * estimate_b is the full sum exactly, whatever the batch size."""
-    log_joint, data = build(), make_data(INPUTS, TARGETS, multiple_of=4)
+    data = jax.tree.map(jnp.asarray, make_data(INPUTS, TARGETS, multiple_of=4))
+    log_joint = build()
     indices, weights = minibatch_indices(jax.random.key(1), ROWS, batch_size, jnp.float32)
     assert len(indices) == num_minibatches(ROWS, batch_size)
     real = np.asarray(weights) > 0
     assert sorted(np.asarray(indices)[real]) == list(range(ROWS))
     sizes = real.sum(axis=1)
     assert sizes.max() <= batch_size and sizes.max() - sizes.min() <= 1
-    batches = [take(data, i, w) for i, w in zip(indices, weights, strict=True)]
-    estimates = np.array([log_joint.log_likelihood(params, batch) for batch in batches])
+
+    @jax.jit
+    @jax.vmap
+    def log_likelihood(rows, row_weights):
+        return log_joint.log_likelihood(params, take(data, rows, row_weights))
+
+    estimates = np.asarray(log_likelihood(indices, weights))
     np.testing.assert_allclose(estimates @ sizes / ROWS, expected_terms(params)[1], rtol=1e-5)
 
 
@@ -108,6 +114,7 @@ def test_each_minibatch_alone_is_unbiased(params):
     """
     log_joint, data = build(), jax.tree.map(jnp.asarray, make_data(INPUTS, TARGETS))
 
+    @jax.jit
     @jax.vmap
     def estimates(key):
         indices, weights = minibatch_indices(key, ROWS, 5, jnp.float32)
@@ -119,12 +126,17 @@ def test_each_minibatch_alone_is_unbiased(params):
     assert np.all(np.abs(error) < 5 * values.std(axis=0) / np.sqrt(len(values)))
 
 
-@pytest.mark.parametrize("pieces", [2, 3, 24])
-@pytest.mark.parametrize("multiple_of", [1, 12])
+@pytest.mark.parametrize(("pieces", "multiple_of"), [(2, 1), (24, 1), (3, 12)])
 def test_microbatches_equal_the_single_pass(params, pieces, multiple_of):
+    """In pieces that do not divide the rows, in more pieces than rows, and in padded data."""
     data = make_data(INPUTS, TARGETS, multiple_of)
-    whole = jax.value_and_grad(build())(params, data)
-    split = jax.jit(jax.value_and_grad(build(num_microbatches=pieces)))(params, data)
+
+    @jax.jit
+    def both(params, data):
+        joints = (build(), build(num_microbatches=pieces))
+        return [jax.value_and_grad(joint)(params, data) for joint in joints]
+
+    whole, split = both(params, data)
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(split), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
@@ -155,7 +167,7 @@ def test_learned_noise_is_a_parameter_with_its_own_prior():
     moved = {**params, "likelihood": {"log_noise_std": jnp.log(jnp.array(1.5))}}
     difference = log_joint.log_prior(moved) - log_joint.log_prior(params)
     assert float(difference) == pytest.approx(-0.5 * np.log(3) ** 2, rel=1e-4)
-    gradient = jax.grad(log_joint)(moved, make_data(INPUTS, TARGETS))
+    gradient = jax.jit(jax.grad(log_joint))(moved, make_data(INPUTS, TARGETS))
     assert float(gradient["likelihood"]["log_noise_std"]) != 0
 
 

@@ -1,9 +1,8 @@
 """SGMCMC on targets with a known answer.
 
-Statistical tests run very many independent chains and look at their last positions only, so that
-standard errors are exact. Each comparison is two-sided at 5 standard errors, which a correct
-sampler fails once in 1.7 million; with some 250 comparisons the whole file would fail once in
-7,000 choices of the seeds.
+Statistical tests run many independent chains and look at their last positions only, so that
+standard errors are exact. With some 250 comparisons at 5 standard errors (see `scenarios`), the
+whole file would fail once in 7,000 choices of the seeds.
 """
 
 import haiku as hk
@@ -14,13 +13,10 @@ import optax
 import pytest
 import scipy.linalg
 import scipy.special
+from scenarios import LinearGaussian, assert_gaussian_moments, coefficients
 
 from haiku_posteriors.core import approximate_normals, trees
-from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.likelihoods import gaussian
-from haiku_posteriors.core.log_joint import make_log_joint
-from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.core.sgmcmc import (
     Preconditioner,
     collects,
@@ -103,31 +99,20 @@ def stationary_covariance(step, beta, mass, noise_root, precision=PRECISION):
     return scipy.linalg.solve_discrete_lyapunov(after_kick @ kick, covariance)
 
 
-def assert_gaussian_moments(draws, mean, covariance, allowance=0.0):
-    """Mean and full covariance within 5 standard errors (and a relative allowance for bias)."""
-    draws = np.asarray(draws, float)
-    variance = np.diag(covariance)
-    error = draws.mean(axis=0) - mean
-    assert np.all(np.abs(error) < np.sqrt(variance) * (5 / np.sqrt(len(draws)) + allowance))
-    sizes = np.sqrt(np.outer(variance, variance))
-    standard_error = np.sqrt((sizes**2 + covariance**2) / len(draws))
-    error = np.cov(draws.T) - covariance
-    assert np.all(np.abs(error) < 5 * standard_error + allowance * sizes), error / standard_error
-
-
 def make_sampler(step, beta, preconditioner=None):
     if beta is None:
         return sgld(step, preconditioner)
     return sghmc(step, beta, preconditioner)
 
 
-@pytest.mark.parametrize("beta", [None, 0.0, 0.5, 0.9])
+PLAIN, NOISY = (None, 0 * NOISE_ROOT), (FIXED_MASS, NOISE_ROOT)
+
+
 @pytest.mark.parametrize(
-    ("preconditioner", "noise_root"),
-    [(None, 0 * NOISE_ROOT), (FIXED_MASS, NOISE_ROOT)],
-    ids=["plain, exact gradient", "mass, noisy gradient"],
+    ("beta", "preconditioner", "noise_root"),
+    [(None, *PLAIN), (0.9, *PLAIN), *((beta, *NOISY) for beta in (None, 0.0, 0.5, 0.9))],
 )
-def test_bias_at_a_finite_step_is_the_known_one(preconditioner, beta, noise_root):
+def test_bias_at_a_finite_step_is_the_known_one(beta, preconditioner, noise_root):
     """A large step: SGLD's covariance is up to 1.3 times too large, SGHMC's exact without noise."""
     step = {None: 0.15, 0.0: 0.15, 0.5: 0.15, 0.9: 0.05}[beta]
     sampler = make_sampler(step, beta, preconditioner)
@@ -219,29 +204,17 @@ TARGETS = (INPUTS @ np.array([[1.0], [-0.5]]) + 0.3).astype(np.float32)
 TARGETS += np.random.default_rng(1).normal(size=(ROWS, 1)).astype(np.float32)
 
 
-def linear_network(inputs):
-    return hk.Linear(1)(inputs)
+EXACT = LinearGaussian(INPUTS, TARGETS, noise_std=1.0, prior_std=3**-0.5)
+DATA = EXACT.data()
 
 
-def build(network=linear_network, **settings):
-    return make_log_joint(network, INPUTS, make_prior(3.0), gaussian(1.0), **settings)
-
-
-def linear_posterior():
-    """Mean and covariance of (b, w1, w2) in closed form."""
-    design = np.column_stack([np.ones(ROWS), INPUTS]).astype(float)
-    covariance = np.linalg.inv(design.T @ design + 3.0 * np.eye(3))
-    return covariance @ design.T @ TARGETS[:, 0].astype(float), covariance
-
-
-def run_chains(method, num_epochs, num_chains):
+def last_states(method, num_epochs, num_chains):
     """As the loop does: vmapped over chains, with a key for each epoch and chain."""
-    data = jax.tree.map(jnp.asarray, make_data(INPUTS, TARGETS))
 
     @jax.jit
     def simulate(state, keys):
         def epoch(state, keys):
-            return jax.vmap(method.step, (0, 0, None))(keys, state, data)[0], None
+            return jax.vmap(method.step, (0, 0, None))(keys, state, DATA)[0], None
 
         return jax.lax.scan(epoch, state, keys)[0]
 
@@ -249,25 +222,21 @@ def run_chains(method, num_epochs, num_chains):
     return simulate(jax.vmap(method.init, (0, None))(keys[0], None), keys[1:])
 
 
-def linear_draws(state):
-    leaves = trees.named_leaves(state.params)
-    return np.column_stack([leaves["linear/b"], leaves["linear/w"][..., 0]]).astype(float)
-
-
 @pytest.mark.parametrize(
     "sampler",
     [
         sgld(2e-2, rmsprop()),
         sghmc(2e-3, 0.9, rmsprop()),
-        sghmc(constant_with_burn_in(3e-4, 1e-4, 300), 0.9),
-        sgld(cyclical(2e-3, 240, 150)),
+        pytest.param(sghmc(constant_with_burn_in(3e-4, 1e-4, 300), 0.9), marks=pytest.mark.slow),
+        pytest.param(sgld(cyclical(2e-3, 240, 150)), marks=pytest.mark.slow),
     ],
     ids=["sgld-rmsprop", "sghmc-rmsprop", "sghmc-burn-in", "sgld-cyclical"],
 )
 def test_linear_gaussian_network(sampler):
     """Minibatches of 7 of 20 rows, against the closed form; 3 % allowance for minibatch noise."""
-    state = run_chains(sgmcmc(build(), sampler, batch_size=7), 180, 2000)
-    assert_gaussian_moments(linear_draws(state), *linear_posterior(), allowance=0.03)
+    state = last_states(sgmcmc(EXACT.log_joint(), sampler, batch_size=7), 180, 2000)
+    draws = coefficients(state.params)
+    assert_gaussian_moments(draws, EXACT.mean, EXACT.covariance, allowance=0.03)
 
 
 @pytest.mark.parametrize(
@@ -278,10 +247,11 @@ def test_variance_is_proportional_to_temperature(temperature, beta, step):
 
     The energy is divided by the temperature, so the same motion takes step * temperature.
     """
-    method = sgmcmc(build(temperature=temperature), make_sampler(step * temperature, beta), ROWS)
-    mean, covariance = linear_posterior()
-    draws = linear_draws(run_chains(method, 300, 2000))
-    assert_gaussian_moments(draws, mean, temperature * covariance, allowance=0.03)
+    method = sgmcmc(
+        EXACT.log_joint(temperature=temperature), make_sampler(step * temperature, beta), ROWS
+    )
+    draws = coefficients(last_states(method, 300, 2000).params)
+    assert_gaussian_moments(draws, EXACT.mean, temperature * EXACT.covariance, allowance=0.03)
 
 
 def test_adapting_rmsprop_on_a_gaussian():
@@ -406,7 +376,7 @@ def test_no_key_is_used_twice():
         return jax.tree.map(jnp.zeros_like, updates), (count + 1, keys)
 
     noting = optax.GradientTransformationExtraArgs(init, update)
-    state = run_chains(sgmcmc(build(), noting, batch_size=7), num_epochs=2, num_chains=4)
+    state = last_states(sgmcmc(EXACT.log_joint(), noting, batch_size=7), num_epochs=2, num_chains=4)
     keys = np.asarray(state.sampler_state[1]).reshape(-1, 2)
     assert len(keys) == 24 and len(np.unique(keys, axis=0)) == 24
 
@@ -417,13 +387,12 @@ def test_stochastic_params(beta):
 
     Its standard deviation is 0.007 or more, and its two numbers are seldom both within 1e-5.
     """
-    log_joint = build(stochastic_params="/w")
+    log_joint = EXACT.log_joint(stochastic_params="/w")
     method = sgmcmc(log_joint, make_sampler(1e-3, beta), batch_size=ROWS)
-    data = jax.tree.map(jnp.asarray, make_data(INPUTS, TARGETS))
     before = method.init(jax.random.key(0), None)
-    gradient = jax.grad(log_joint)(before.params, data)["linear"]
+    gradient = jax.grad(log_joint)(before.params, DATA)["linear"]
     step = jax.jit(method.step)
-    after = [step(jax.random.key(seed), before, data)[0] for seed in (1, 2)]
+    after = [step(jax.random.key(seed), before, DATA)[0] for seed in (1, 2)]
     moves = [jax.tree.map(jnp.subtract, a.params, before.params)["linear"] for a in after]
     for move in moves:
         np.testing.assert_allclose(move["b"], 1e-3 * gradient["b"], rtol=1e-3)
@@ -437,11 +406,10 @@ def test_point_estimates_and_random_parameters_reach_their_laws():
 
     That is at the mode here (Gaussian posterior): its mean, without the posterior's spread.
     """
-    method = sgmcmc(build(stochastic_params="/w"), sghmc(3e-4, 0.9), batch_size=ROWS)
-    draws = linear_draws(run_chains(method, 400, 1000))
-    design = np.column_stack([np.ones(ROWS), INPUTS]).astype(float)
-    precision = design.T @ design + np.diag([0.0, 3.0, 3.0])  # no prior on the point estimate
-    mode = np.linalg.solve(precision, design.T @ TARGETS[:, 0])
+    method = sgmcmc(EXACT.log_joint(stochastic_params="/w"), sghmc(3e-4, 0.9), batch_size=ROWS)
+    draws = coefficients(last_states(method, 400, 1000).params)
+    precision = EXACT.precision - np.diag([3.0, 0.0, 0.0])  # no prior on the point estimate
+    mode = np.linalg.solve(precision, EXACT.design.T @ EXACT.observed)
     standard_errors = draws.std(axis=0) / np.sqrt(len(draws))
     assert np.all(np.abs(draws.mean(axis=0) - mode) < 5 * standard_errors)
     assert draws[:, 0].std() < 0.5 * np.sqrt(np.linalg.inv(precision)[0, 0])
@@ -479,7 +447,6 @@ def test_draws_are_taken_where_the_schedule_says():
 
 
 SAMPLERS = {
-    "default": None,
     "cyclical": sghmc(cyclical(1e-3, 3, 3), 0.9, rmsprop()),
     "clipped": optax.chain(optax.clip(10.0), sgld(constant_with_burn_in(1e-3, 1e-4, 5))),
 }
@@ -487,14 +454,14 @@ SAMPLERS = {
 
 @pytest.mark.parametrize(
     ("name", "float64"),
-    [("default", False), ("clipped", False), ("default", True), ("cyclical", True)],
+    [("clipped", False), ("cyclical", True)],  # the default has test_contract.py
 )
 def test_state_keeps_its_types_and_nothing_recompiles(name, float64):
     dtype = np.float64 if float64 else np.float32
     with jax.enable_x64(float64):
         inputs, targets = INPUTS.astype(dtype), TARGETS.astype(dtype)
-        log_joint = make_log_joint(linear_network, inputs, make_prior(3.0), gaussian(1.0))
-        data = jax.tree.map(jnp.asarray, make_data(inputs, targets))
+        exact = LinearGaussian(inputs, targets, 1.0, 3**-0.5)
+        log_joint, data = exact.log_joint(), exact.data()
         method = sgmcmc(log_joint, SAMPLERS[name], batch_size=7)
         step = jax.jit(jax.vmap(method.step, (0, 0, None)))
         state = jax.vmap(method.init, (0, None))(jax.random.split(jax.random.key(0), 2), None)
@@ -518,13 +485,12 @@ def test_default_fits_a_nonlinear_network():
     def network(inputs):
         return hk.nets.MLP([8, 1], activation=jnp.tanh)(inputs)
 
-    log_joint = build(network)
+    log_joint = EXACT.log_joint(network)
     method = sgmcmc(log_joint, batch_size=7)
-    data = jax.tree.map(jnp.asarray, make_data(INPUTS, TARGETS))
     log_likelihood = jax.vmap(log_joint.log_likelihood, (0, None))
     keys = jax.random.split(jax.random.key(1), 50)
-    before = log_likelihood(jax.vmap(log_joint.init)(keys), data)
-    after = log_likelihood(run_chains(method, 250, 50).params, data)
+    before = log_likelihood(jax.vmap(log_joint.init)(keys), DATA)
+    after = log_likelihood(last_states(method, 250, 50).params, DATA)
     assert np.isfinite(after).all() and after.mean() > before.mean() + 2, (before, after)
 
 

