@@ -14,7 +14,14 @@ from haiku_posteriors.core import surface
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, devices, files, script_utils
+from haiku_posteriors.utils import (
+    checkpoint_utils,
+    cmd_args_utils,
+    devices,
+    files,
+    script_utils,
+    tasks,
+)
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.plots.surface import draw_surfaces
 from haiku_posteriors.utils.settings import Settings
@@ -85,7 +92,7 @@ def run(settings: Settings) -> None:
     jax.config.update("jax_enable_x64", settings.use_float64)
     if settings.limit_left >= settings.limit_right or settings.limit_bottom >= settings.limit_top:
         raise UserError("limit_left must be below limit_right, and limit_bottom below limit_top.")
-    task = script_utils.load_task("surface", settings)
+    task = tasks.load_task("surface", settings)
     log_joint, dataset = task.log_joint, task.dataset
     plane = surface.make_plane(*(load_point(name, log_joint) for name in names))
     first = np.linspace(settings.limit_left, settings.limit_right, settings.grid_size)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from haiku_posteriors.core import hmc
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, script_utils
+from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.logging_utils import Ticker
 from haiku_posteriors.utils.report import chain_diagnostics
@@ -48,7 +48,7 @@ GROUPS = {**cmd_args_utils.PROBLEM, "HMC": FLAGS}
 
 def run(settings: Settings) -> None:
     """Runs the chains, judges them, and leaves the run in its folder."""
-    task = script_utils.load_task("hmc", settings)
+    task = tasks.load_task("hmc", settings)
     settings, log_joint = task.settings, task.log_joint
     if settings.stochastic_params and settings.init_checkpoint is None:
         raise UserError(
@@ -72,9 +72,9 @@ def run(settings: Settings) -> None:
     starts = checkpoint_utils.load_starts(
         settings.init_checkpoint, log_joint.shapes, settings.num_chains
     )
-    script_utils.execute(
+    tasks.execute(
         task,
-        script_utils.open_folder(task),
+        tasks.open_folder(task),
         method,
         num_chains=settings.num_chains,
         num_steps=settings.num_iterations,

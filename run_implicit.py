@@ -27,11 +27,12 @@ from haiku_posteriors.utils import (
     files,
     optim_utils,
     script_utils,
+    tasks,
 )
 from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
-from haiku_posteriors.utils.script_utils import Task
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.stages import generator_files, mixture, pretrain, refine
+from haiku_posteriors.utils.tasks import Task
 
 GENERATOR = (
     Flag("generator", "string", "auto", "'auto', or a YAML file as in configs/."),
@@ -138,13 +139,13 @@ def run(settings: Settings) -> None:
     """Fits the members and leaves the run in its folder."""
     if settings.vi_checkpoint and (settings.init_checkpoint or settings.start == "prior"):
         raise UserError("vi_checkpoint is a start of its own: neither init_checkpoint nor prior.")
-    task = script_utils.load_task("implicit", settings)
+    task = tasks.load_task("implicit", settings)
     generator = make_generator(task)
     task = task._replace(settings=complete(task.settings, generator))
     settings = task.settings
     method = make_method(task, generator)
-    directory = script_utils.open_folder(task)
-    script_utils.execute(
+    directory = tasks.open_folder(task)
+    tasks.execute(
         task,
         directory,
         method,

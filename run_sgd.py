@@ -9,7 +9,13 @@ from collections.abc import Sequence
 
 from haiku_posteriors.core import sgd
 from haiku_posteriors.core.data import num_minibatches
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, optim_utils, script_utils
+from haiku_posteriors.utils import (
+    checkpoint_utils,
+    cmd_args_utils,
+    optim_utils,
+    script_utils,
+    tasks,
+)
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.settings import Settings
 
@@ -19,7 +25,7 @@ GROUPS = {**cmd_args_utils.PROBLEM, "Training": cmd_args_utils.OPTIMIZER, "Ensem
 
 def run(settings: Settings) -> None:
     """Trains the members and leaves the run in its folder."""
-    task = script_utils.load_task("sgd", settings)
+    task = tasks.load_task("sgd", settings)
     settings, log_joint = task.settings, task.log_joint
     batches = num_minibatches(len(task.dataset.x_train), settings.batch_size)
     optimizer = optim_utils.make_optimizer(
@@ -31,9 +37,9 @@ def run(settings: Settings) -> None:
     starts = checkpoint_utils.load_starts(
         settings.init_checkpoint, log_joint.shapes, settings.num_members
     )
-    script_utils.execute(
+    tasks.execute(
         task,
-        script_utils.open_folder(task),
+        tasks.open_folder(task),
         sgd.sgd(log_joint, optimizer, settings.batch_size),
         num_chains=settings.num_members,
         num_steps=settings.num_epochs,

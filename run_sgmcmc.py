@@ -12,7 +12,7 @@ import optax
 from haiku_posteriors.core import sgmcmc
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError, check_positive
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, script_utils
+from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
 from haiku_posteriors.utils.report import chain_diagnostics
 from haiku_posteriors.utils.settings import Settings
@@ -109,16 +109,16 @@ def draw_period(settings: Settings) -> int:
 
 def run(settings: Settings) -> None:
     """Runs the chains and leaves the run in its folder."""
-    task = script_utils.load_task("sgmcmc", settings)
+    task = tasks.load_task("sgmcmc", settings)
     settings, log_joint = task.settings, task.log_joint
     burn_in, period = settings.num_burnin_epochs, draw_period(settings)
     sampler = make_sampler(settings, len(task.dataset.x_train))
     starts = checkpoint_utils.load_starts(
         settings.init_checkpoint, log_joint.shapes, settings.num_chains
     )
-    script_utils.execute(
+    tasks.execute(
         task,
-        script_utils.open_folder(task),
+        tasks.open_folder(task),
         sgmcmc.sgmcmc(log_joint, sampler, settings.batch_size),
         num_chains=settings.num_chains,
         num_steps=settings.num_epochs,

@@ -17,10 +17,16 @@ from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.networks import noisy_layers
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, optim_utils, script_utils
+from haiku_posteriors.utils import (
+    checkpoint_utils,
+    cmd_args_utils,
+    optim_utils,
+    script_utils,
+    tasks,
+)
 from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
-from haiku_posteriors.utils.script_utils import Task
 from haiku_posteriors.utils.settings import Settings
+from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
 FLAGS = (
@@ -142,7 +148,7 @@ def report_prior_scales(directory: pathlib.Path, result: RunResult) -> None:
 def run(settings: Settings) -> None:
     """Fits the members and leaves the run in its folder."""
     refuse_flags_of_other_methods(settings)
-    task = script_utils.load_task(settings.method, settings)
+    task = tasks.load_task(settings.method, settings)
     settings = task.settings
     method = make_method(task)
     starts = checkpoint_utils.load_starts(
@@ -150,9 +156,9 @@ def run(settings: Settings) -> None:
         task.log_joint.shapes,
         settings.num_members,
     )
-    script_utils.execute(
+    tasks.execute(
         task,
-        script_utils.open_folder(task),
+        tasks.open_folder(task),
         method,
         num_chains=settings.num_members,
         num_steps=settings.num_epochs,

@@ -60,7 +60,7 @@ CASES = [  # with blackjax: a multiple of BLACKJAX_GRADIENTS steps
     Case("mlp_classification", (28, 28, 1), 80, 20, 1, 9),
     Case("mlp_classification", (28, 28, 1), 500, 20, 1, 9),
     Case("lenet", (32, 32, 3), 80, 10, 1, 5),
-    # The anchor's network. It compiles too slowly for more competitors.
+    # The HMC study's network. It compiles too slowly for more competitors.
     Case("resnet20_frn_swish", (32, 32, 3), 80, 2, 1, 3, blackjax=False),
 ]
 

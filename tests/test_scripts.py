@@ -22,7 +22,7 @@ import run_sgmcmc
 import run_vi
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import diagnostics
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, script_utils
+from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, tasks
 from haiku_posteriors.utils.train_utils import DivergedError
 from haiku_posteriors.version import __version__
 
@@ -290,10 +290,10 @@ def test_what_cannot_be_is_refused_in_one_sentence(script, flags, sentence, tmp_
 
 def test_a_folder_of_other_flags_is_refused_before_any_work(whole, monkeypatch):
     directory, _ = whole(run_sgd)
-    monkeypatch.setattr(script_utils, "execute", lambda *_, **__: pytest.fail("work has begun"))
+    monkeypatch.setattr(tasks, "execute", lambda *_, **__: pytest.fail("work has begun"))
     with pytest.raises(UserError, match=r"weight_decay \(0.4444444444444444 there, 7.0 here\)"):
         run_here(run_sgd, RUNS[run_sgd] + " --weight_decay=7", directory)
-    monkeypatch.setattr(script_utils, "execute", lambda *_, **__: None)
+    monkeypatch.setattr(tasks, "execute", lambda *_, **__: None)
     run_here(run_sgd, RUNS[run_sgd] + " --tabulate_freq=3", directory)
 
 

@@ -1,50 +1,21 @@
-"""What every run_*.py shares: from arguments to a task, and from a task to a finished folder."""
+"""A script as a program: arguments, help, exit codes."""
 
-import json
 import os
 import pathlib
 import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
 import jax
-import numpy as np
 from absl import logging
 
-from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.log_joint import LogJoint
-from haiku_posteriors.core.method import Method
-from haiku_posteriors.utils import cmd_args_utils, files, problem
-from haiku_posteriors.utils import settings as settings_table
+from haiku_posteriors.utils import cmd_args_utils
 from haiku_posteriors.utils.cmd_args_utils import Groups
-from haiku_posteriors.utils.data_utils import Dataset, fingerprint
-from haiku_posteriors.utils.problem import Problem
-from haiku_posteriors.utils.report import pictures, summary
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.signals import Interrupted
-from haiku_posteriors.utils.train_utils import DivergedError, Run, RunResult
+from haiku_posteriors.utils.train_utils import DivergedError
 from haiku_posteriors.version import __version__
-
-# Flags that a resumed run may change: they do not touch the result.
-HARMLESS_FLAGS = {"dir", "data_dir", "tabulate_freq"}
-
-
-class Task(NamedTuple):
-    """What a script works on.
-
-    Attributes:
-      method: the name of its method.
-      settings: every flag's value.
-      dataset: the data.
-      log_joint: the posterior to approximate.
-    """
-
-    method: str
-    settings: Settings
-    dataset: Dataset
-    log_joint: LogJoint
 
 
 def run_script(
@@ -96,129 +67,3 @@ def _enable_compilation_cache() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache = pathlib.Path.home() / ".cache" / "haiku-posteriors" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache))
-
-
-def load_task(method: str, settings: Settings) -> Task:
-    """Reads the data, fills in every flag that depends on them, and builds the log-joint."""
-    settings = settings_table.resolve(method, settings)
-    known_noise = settings_table.KNOWN_NOISE_STD.get(settings.dataset_name)
-    chosen, dataset, log_joint = problem.load_problem(
-        Problem.from_mapping(settings.values), known_noise
-    )
-    settings = settings_table.complete(settings, vars(chosen), len(dataset.x_train))
-    return Task(method, settings, dataset, log_joint)
-
-
-def open_folder(task: Task) -> pathlib.Path:
-    """The run's folder, with flags.json; one made by other flags or data is refused.
-
-    With --show_settings, shows them and leaves.
-    """
-    settings = task.settings
-    if settings.show_settings:
-        print(cmd_args_utils.describe_settings(settings))
-        raise SystemExit(0)
-    directory = pathlib.Path(settings.dir or _new_name(task))
-    path = directory / "flags.json"
-    content = cmd_args_utils.about_the_run(settings) | {
-        "method": task.method,
-        "dir": str(directory),
-        "data": fingerprint(task.dataset),
-    }
-    content = json.loads(json.dumps(content))  # as it will be read: tuples become lists
-    if path.is_file():
-        _refuse_other_flags(directory, files.read_json(path), content)
-    elif directory.is_dir() and any(directory.iterdir()):
-        raise UserError(f"{directory} is not empty and holds no run; use another --dir.")
-    else:
-        files.write_json(path, content)
-    return directory
-
-
-def _new_name(task: Task) -> str:
-    stem = pathlib.Path(task.dataset.name).stem
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return f"runs/{task.method}/{stem}_{task.settings.model_name}_{stamp}_{os.getpid()}"
-
-
-def _refuse_other_flags(directory: pathlib.Path, before: dict, now: dict) -> None:
-    differing = [
-        f"{flag} ({before.get(flag)} there, {now.get(flag)} here)"
-        for flag in sorted(before.keys() | now.keys())
-        if flag not in HARMLESS_FLAGS and before.get(flag) != now.get(flag)
-    ]
-    if differing:
-        raise UserError(
-            f"{directory} holds a run with other flags: {', '.join(differing)}. "
-            "Use another --dir, or the same flags to go on with it."
-        )
-
-
-def execute(
-    task: Task,
-    directory: pathlib.Path,
-    method: Method,
-    *,
-    num_chains: int,
-    num_steps: int,
-    change_draws: Callable[..., Any] | None = None,
-    judge: Callable[[pathlib.Path, RunResult], None] | None = None,
-    **loop: Any,
-) -> None:
-    """Runs a method to its end in an open folder, and leaves everything there.
-
-    Args:
-      task: what to work on.
-      directory: from `open_folder`.
-      method: what to run.
-      num_chains, num_steps: as in `Run`.
-      change_draws: see `Run.finish`.
-      judge: says of the result what is to be said of this method's.
-      **loop: further arguments of `Run`.
-    """
-    settings, dataset = task.settings, task.dataset
-    print(
-        f"{task.method}: {settings.model_name} ({trees.size(task.log_joint.shapes):,} parameters) "
-        f"on {dataset.name} ({len(dataset.x_train):,} training rows), {num_chains} chain(s), "
-        f"{jax.device_count()} {jax.devices()[0].device_kind} device(s), in {directory}",
-        flush=True,
-    )
-    run = Run(
-        task.log_joint,
-        dataset,
-        method,
-        num_steps=num_steps,
-        num_chains=num_chains,
-        seed=settings.seed,
-        eval_freq=settings.eval_freq,
-        save_freq=settings.save_freq,
-        directory=directory,
-        tabulate_freq=settings.tabulate_freq,
-        **loop,
-    )
-    result = run.finish(change_draws)
-    files.write_arrays(
-        directory / "predictions.npz",
-        test_predictions=result.test_predictions.flat_outputs,
-        test_log_likelihoods=result.test_predictions.flat_log_likelihoods,
-        test_targets=run.test_targets,
-        num_chains=np.array(num_chains),
-    )
-    facts = {
-        "method": task.method,
-        "dataset": dataset.name,
-        "data_sha256": fingerprint(dataset),
-        "model": settings.model_name,
-        "num_parameters": trees.size(task.log_joint.shapes),
-        "seed": settings.seed,
-        "epochs": num_steps,
-    }
-    summary.write(directory, result, facts)
-    print(summary.table(result))
-    if judge:
-        judge(directory, result)
-    title = f"{task.method}, {settings.model_name} on {pathlib.Path(dataset.name).stem}"
-    drawn = pictures.draw_run(directory, title, task.log_joint, dataset, result)
-    print(f"The table is in {directory / 'summary.json'}; all of the run is in {directory}.")
-    if drawn:
-        print(f"Pictures: {', '.join(map(str, drawn))}")
