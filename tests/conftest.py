@@ -37,6 +37,17 @@ def shared_data() -> pathlib.Path:
     return SHARED_DATA
 
 
+# The longest first: at the end they would leave a worker alone.
+LONG_FILES = ("test_scripts.py", "test_contract.py", "test_implicit_vi.py", "test_jacobian.py")
+
+
+@pytest.fixture
+def first_device_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with one device: programs for several take longer to compile."""
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: first)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of script tests first: they take longest, and would leave a worker alone at the end."""
-    items.sort(key=lambda item: not item.path.name.startswith("test_run_"))
+    """Sorts by file, stably."""
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)

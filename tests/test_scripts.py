@@ -26,6 +26,8 @@ from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, tasks
 from haiku_posteriors.utils.train_utils import DivergedError
 from haiku_posteriors.version import __version__
 
+pytestmark = pytest.mark.usefixtures("first_device_only")
+
 # Long enough for a kill to fall between two checkpoints, with all that each method has.
 RUNS = {
     run_sgd: "--num_epochs=4000 --eval_freq=500 --save_freq=100 --num_members=2",

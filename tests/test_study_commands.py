@@ -13,6 +13,8 @@ import run_sgd
 import run_sgmcmc
 from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils
 
+pytestmark = pytest.mark.usefixtures("first_device_only")
+
 succeed_sgmcmc = functools.partial(program.succeed, "run_sgmcmc.py")
 succeed_vi = functools.partial(program.succeed, "run_vi.py")
 
