@@ -131,11 +131,11 @@ def test_run_vi_says_what_it_covers_and_learned(tmp_path, capsys):
 
 
 def test_run_implicit_says_what_it_does(tmp_path, capsys):
-    run_here(run_implicit, RUNS[run_implicit], tmp_path / "run")
+    one = " --num_members=1 --member_weights=even --num_elbo_draws=0 --num_draws=8"
+    run_here(run_implicit, RUNS[run_implicit] + one, tmp_path / "run")
     out = capsys.readouterr().out
     assert "17,535 parameters for 105 weights" in out
-    assert "Pretraining: 6 MAP solution(s), 50 epochs." in out
-    assert "The mixture's is between" in out and "Refinement 2/2" in out
+    assert "Pretraining: 3 MAP solution(s), 50 epochs." in out and "Refinement 2/2" in out
     last = read_rows(tmp_path / "run/metrics.jsonl")[-1]
     logged = {"elbo", "entropy", "entropy_lower", "entropy_upper", "smallest_singular_value"}
     assert logged <= last.keys() and last["entropy_lower"] < last["entropy_upper"]
@@ -143,7 +143,14 @@ def test_run_implicit_says_what_it_does(tmp_path, capsys):
     assert summary["method"] == "implicit" and summary["num_draws"] == 8
     assert predictions["test_predictions"].shape == (8, 128, 2)
     assert all(np.ptp(values, axis=1).min() > 0 for values in draws.values())
-    evidence = json.loads((tmp_path / "run/evidence.json").read_text())
+
+
+@pytest.mark.slow  # compiles a program for each of its stages
+def test_members_of_implicit_vi_are_weighed(whole):
+    directory, out = whole(run_implicit)
+    assert "Pretraining: 6 MAP solution(s), 50 epochs." in out
+    assert "The mixture's is between" in out
+    evidence = json.loads((directory / "evidence.json").read_text())
     assert sum(evidence["weights"]) == pytest.approx(1)
 
 

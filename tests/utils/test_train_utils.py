@@ -1,15 +1,17 @@
 """The loop: exact resume from any crash, non-finite numbers, collecting, warnings."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from haiku_posteriors.core import sgd, vi
+from haiku_posteriors.core import sgd
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import metrics
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import checkpoint_utils, data_utils, draws, models
 from haiku_posteriors.utils.files import read_rows
@@ -168,7 +170,13 @@ def test_draws_in_blocks_and_in_many_files_are_all_there(problem, tmp_path, monk
     """With PART_BYTES below one draw: a block of one draw, a file after every block."""
     log_joint, dataset = problem
     monkeypatch.setattr(draws, "PART_BYTES", 1)
-    method = vi.mean_field_vi(log_joint, optax.adam(1e-2), batch_size=70)
+    method = Method(
+        lambda rng_key, params: log_joint.init(rng_key),
+        lambda rng_key, state, data: (state, {"log_joint": jnp.zeros(())}),
+        lambda rng_key, state, num_draws: jax.vmap(log_joint.init)(
+            jax.random.split(rng_key, num_draws)
+        ),
+    )
     settings = {"num_steps": 3, "num_chains": 2, "num_draws": 4, "quiet": True, "eval_freq": 2}
     runs = [Run(log_joint, dataset, method, directory=tmp_path, **settings).finish()]
     assert len(list((tmp_path / "draws").iterdir())) == 4
