@@ -128,6 +128,25 @@ def adapt(
     return trees.select(num_done <= burn_in.num_transitions, adapted, learned)
 
 
+def pool(learned: Learned) -> Learned:
+    """What all chains have learned together, given to each; leaves have a leading chain axis.
+
+    Means over chains: of logarithms of step sizes, of the state of dual averaging (chains that
+    share a state and average their updates have followed the mean of their acceptances) and of
+    inverse masses, which are variances within a chain. Moments stay each chain's own.
+    """
+
+    def mean(leaf: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(jnp.mean(leaf, axis=0, keepdims=True), leaf.shape)
+
+    return Learned(
+        jnp.exp(mean(jnp.log(learned.step_size))),
+        jax.tree.map(mean, learned.inverse_mass),
+        jax.tree.map(mean, learned.dual_averaging),
+        learned.moments,
+    )
+
+
 def start_dual_averaging(step_size: jax.Array) -> DualAveraging:
     """Starts at a step size, shrunk to ten times it (section 3.1 there): too large costs less."""
     zero = jnp.zeros_like(step_size)

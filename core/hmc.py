@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from haiku_posteriors.core import adaptation, likelihoods, trees
 from haiku_posteriors.core.adaptation import BurnIn, Learned
@@ -27,7 +28,9 @@ from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, repeat
 from haiku_posteriors.core.trees import Params
 
-MIN_BURN_IN_FOR_MASS = 20
+MIN_BURN_IN_FOR_MASS = 40  # of which half is averaged
+DEFAULT_JITTER = 0.5
+GOLDEN_FRACTION = np.uint32(2654435769)  # 2^32 times the fraction of the golden ratio
 MAX_STEP_SIZE_HALVINGS = 40  # before the first transition
 
 
@@ -57,7 +60,7 @@ class Trajectory(NamedTuple):
 
     Attributes:
       length: integration time.
-      jitter: j; each trajectory is Uniform(1 - j, 1 + j) times the length.
+      jitter: j; trajectories are between 1 - j and 1 + j times the length, evenly over iterations.
       max_num_steps: limit of the number of leapfrog steps.
       ramp: transitions in which that limit grows from 1, by equal factors; None if it is constant.
     """
@@ -67,12 +70,15 @@ class Trajectory(NamedTuple):
     max_num_steps: int
     ramp: int | None
 
-    def num_steps(
-        self, rng_key: jax.Array, step_size: jax.Array, iteration: jax.Array
-    ) -> jax.Array:
+    def num_steps(self, step_size: jax.Array, iteration: jax.Array) -> jax.Array:
         """Leapfrog steps of the transition after `iteration` others, an integer scalar."""
         dtype = step_size.dtype
-        jitter = self.jitter * jax.random.uniform(rng_key, (), dtype, -1.0, 1.0)
+        # A sequence that fills (0, 1) evenly, in fixed point: float32 has no fraction of iteration
+        # * GOLDEN_RATIO left after a million. It is the same for all chains, which so have
+        # trajectories of equal lengths, and independent of their positions, so that every
+        # transition leaves the target invariant.
+        fraction = (iteration.astype(jnp.uint32) * GOLDEN_FRACTION).astype(dtype) / 2.0**32
+        jitter = self.jitter * (2 * fraction - 1)
         limit = jnp.array(float(self.max_num_steps), dtype)
         if self.ramp is not None:
             limit = jnp.round(limit ** jnp.minimum(iteration.astype(dtype) / self.ramp, 1.0))
@@ -88,8 +94,8 @@ def hmc(
     trajectory_length: float | None = None,
     num_burn_in: int = 100,
     target_accept: float = 0.8,
-    adapt_mass_matrix: bool = False,
-    trajectory_jitter: float = 0.0,
+    adapt_mass_matrix: bool | None = None,
+    trajectory_jitter: float | None = None,
     max_num_leapfrog_steps: int = 10_000,
     metropolis: bool = True,
     divergence_threshold: float = 1000.0,
@@ -100,7 +106,9 @@ def hmc(
     While the step size is adapted, the first quarter of burn-in limits the number of leapfrog
     steps, from 1 upwards by equal factors: far from the posterior, many short trajectories lose
     energy faster than few long ones, and a bad step size costs little.
-    Chains adapt separately; vmapped chains run in lockstep, as long as the longest of them.
+    Chains that the loop runs together pool what they learn, see `pool`: one step size, and masses
+    from the mean of the variances within each chain. (Variances of all chains' draws together would
+    mistake the distance between two modes for a width.) A chain alone learns alone.
 
     Args:
       log_joint: the target.
@@ -111,9 +119,13 @@ def hmc(
       num_burn_in: transitions in which step size and masses are adapted.
       target_accept: the mean acceptance probability that adaptation aims at.
       adapt_mass_matrix: whether to set a diagonal mass matrix, once, from the second and third
-        quarters of burn-in. Inverse masses are variances in units of T s^2 (at first the prior's),
+        quarters of burn-in. By default if the step size is adapted, too, in a burn-in of at least
+        MIN_BURN_IN_FOR_MASS. Inverse masses are variances in units of T s^2 (at first the prior's),
         so that the default trajectory is a quarter of the period of every parameter.
-      trajectory_jitter: j; each trajectory is Uniform(1 - j, 1 + j) times the length.
+      trajectory_jitter: j; trajectories are between 1 - j and 1 + j times the length, evenly over
+        iterations. Of fixed length, those that are near a multiple of a parameter's period bring it
+        back to where it was: on a Gaussian of a quarter of the prior's deviation, every time. By
+        default DEFAULT_JITTER; 0 if a step size is given, as in the HMC study (arXiv 2104.14421).
       max_num_leapfrog_steps: limit of a trajectory; a given step size that needs more is refused,
         an adapted one makes shorter trajectories.
       metropolis: if False, every end point that is not divergent is accepted, and the target is
@@ -138,6 +150,10 @@ def hmc(
       (5, 3, 1)
     """
     adapts_step_size = step_size is None
+    if adapt_mass_matrix is None:
+        adapt_mass_matrix = adapts_step_size and num_burn_in >= MIN_BURN_IN_FOR_MASS
+    if trajectory_jitter is None:
+        trajectory_jitter = DEFAULT_JITTER if adapts_step_size else 0.0
     prior_std = trees.map_with_name(
         lambda name, _: math.sqrt(log_joint.temperature) * log_joint.prior.scale(name),
         log_joint.random_shapes,
@@ -171,12 +187,10 @@ def hmc(
         )
 
     def step(rng_key: jax.Array, state: HMCState, data: Data) -> tuple[HMCState, Info]:
-        transition_key, jitter_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
-
         def attempt(size: jax.Array) -> tuple[Params, Info]:
-            num_steps = trajectory.num_steps(jitter_key, size, state.iteration)
+            num_steps = trajectory.num_steps(size, state.iteration)
             params, info = transition(
-                transition_key,
+                rng_key,
                 log_joint,
                 state.params,
                 data,
@@ -203,7 +217,16 @@ def hmc(
         )
         return HMCState(params, num_done, *learned), info
 
-    return Method(init, step, lambda rng_key, state, num_draws: repeat(state.params, num_draws))
+    def pool(states: HMCState) -> HMCState:
+        learned = adaptation.pool(Learned(*states[2:]))
+        during_burn_in = states.iteration[0] <= num_burn_in
+        return trees.select(during_burn_in, states._replace(**learned._asdict()), states)
+
+    def sample(rng_key: jax.Array, state: HMCState, num_draws: int) -> Params:
+        return repeat(state.params, num_draws)
+
+    adapts = num_burn_in > 0 and (adapts_step_size or adapt_mass_matrix)
+    return Method(init, step, sample, pool if adapts else None)
 
 
 def _check(

@@ -28,11 +28,14 @@ class Method(NamedTuple):
         not finite, the loop stops and keeps the state before.
       sample: (rng_key, state, num_draws) -> params, stacked along a leading axis: draws from the
         current approximation of the posterior. A sampler returns its current position.
+      pool: states of all chains, with a leading chain axis -> the same, after chains have told each
+        other what they learned. The loop calls it after every step; None where chains are alone.
     """
 
     init: Callable[[jax.Array, Params | None], State]
     step: Callable[[jax.Array, State, Data], tuple[State, Info]]
     sample: Callable[[jax.Array, State, int], Params]
+    pool: Callable[[State], State] | None = None
 
 
 def minibatch_epoch(

@@ -137,6 +137,7 @@ def run_chains(method, data, num_chains, num_steps, seed=0):
     def iterate(states, number):
         keys = chain_keys(jax.random.fold_in(jax.random.key(seed), number), num_chains)
         states, info = jax.vmap(method.step, (0, 0, None))(keys, states, data)
+        states = method.pool(states) if method.pool else states
         draws = jax.vmap(lambda state: method.sample(keys[0], state, 1))(states)
         return states, (jax.tree.map(lambda leaf: leaf[:, 0], draws), info)
 

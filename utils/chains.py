@@ -53,11 +53,14 @@ def compile_method(
 
     def over_chains(function: Callable, argument: Any) -> Any:
         """function(argument of a chain, index of the chain), for all chains."""
-        if num_chains > 1:
-            return jax.vmap(function)(argument, jnp.arange(num_chains))
-        # On a CPU, a matrix product with a batch axis of one is slower than one without.
-        result = function(jax.tree.map(lambda leaf: leaf[0], argument), jnp.array(0))
-        return jax.tree.map(lambda leaf: leaf[None], result)
+        if num_chains == 1:
+            # On a CPU, a matrix product with a batch axis of one is slower than one without.
+            result = function(jax.tree.map(lambda leaf: leaf[0], argument), jnp.array(0))
+            return jax.tree.map(lambda leaf: leaf[None], result)
+        indexed = (argument, jnp.arange(num_chains))
+        if devices.chains_take_turns(mesh):
+            return jax.lax.map(lambda pair: function(*pair), indexed)
+        return jax.vmap(function)(*indexed)
 
     def init(params: Params | None) -> State:
         return over_chains(
@@ -67,10 +70,10 @@ def compile_method(
     def run(
         state: State, data: Data, first: jax.Array, last: jax.Array
     ) -> tuple[State, Info, jax.Array]:
-        def run_chain(state: State, chain: jax.Array) -> tuple[State, Info, jax.Array]:
-            def step(state: State, epoch: jax.Array) -> tuple[State, Info]:
-                return method.step(chain_key(seed, step_purpose, epoch, chain), state, data)
+        def step(state: State, epoch: jax.Array, chain: jax.Array) -> tuple[State, Info]:
+            return method.step(chain_key(seed, step_purpose, epoch, chain), state, data)
 
+        def repeat(step: Callable, state: State) -> tuple[State, Info, jax.Array]:
             def body(epoch: jax.Array, carry: tuple[State, Info, jax.Array]) -> tuple:
                 state, _, total = carry
                 state, info = step(state, epoch)
@@ -82,7 +85,19 @@ def compile_method(
             zero = jnp.zeros((), empty["log_joint"].dtype)
             return jax.lax.fori_loop(first, last, body, (state, empty, zero))
 
-        state, info, total = over_chains(run_chain, state)
+        pool = method.pool
+        if pool is None:  # chains need not meet after every step
+            state, info, total = over_chains(
+                lambda state, chain: repeat(lambda state, epoch: step(state, epoch, chain), state),
+                state,
+            )
+        else:
+
+            def pooled_step(state: State, epoch: jax.Array) -> tuple[State, Info]:
+                state, info = over_chains(lambda state, chain: step(state, epoch, chain), state)
+                return pool(state), info
+
+            state, info, total = repeat(pooled_step, state)
         return state, info, trees.all_finite((state, total))
 
     def sample(

@@ -28,6 +28,15 @@ def make_mesh(num_chains: int, devices: Sequence[jax.Device] | None = None) -> M
     )
 
 
+def chains_take_turns(mesh: Mesh) -> bool:
+    """Whether the chains of a device run one after another, and not as one batch.
+
+    On a CPU they should: batched matrix products and convolutions of small networks take 1.2 to 5
+    times as long there as the same products in turn (benchmarks/chains.py).
+    """
+    return mesh.devices.flat[0].platform == "cpu" and mesh.shape["chain"] == 1
+
+
 def chain_sharding(mesh: Mesh) -> NamedSharding:
     """For arrays with a leading chain axis: spread over `chain`, replicated over `data`."""
     return NamedSharding(mesh, PartitionSpec("chain"))

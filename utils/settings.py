@@ -339,8 +339,8 @@ def _resolve_hmc(settings: Settings) -> Settings:
     if settings.step_size is not None:
         # Nothing to adapt, and the study's default.
         return settings.fill({"num_burn_in_iterations": 0}, "none: step_size was given")
-    burn_in = min(100, settings.num_iterations // 2)
-    return settings.fill({"num_burn_in_iterations": burn_in}, "100, or half of num_iterations")
+    burn_in = min(200, settings.num_iterations // 2)
+    return settings.fill({"num_burn_in_iterations": burn_in}, "200, or half of num_iterations")
 
 
 def _resolve_sgmcmc_step_size(settings: Settings, preconditioner: str) -> Settings:

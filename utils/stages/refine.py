@@ -56,6 +56,8 @@ def refine(
         method = hmc.hmc(
             log_joint,
             num_burn_in=PILOT_ITERATIONS,
+            adapt_mass_matrix=False,  # the moved draws have the prior's
+            trajectory_jitter=0.0,
             trajectory_length=trajectory_len,
             max_num_leapfrog_steps=max_num_leapfrog_steps,
         )
