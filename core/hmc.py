@@ -45,6 +45,7 @@ class HMCState(NamedTuple):
         per parameter.
       dual_averaging: None when the step size is given.
       moments: None when the masses are not adapted.
+      num_divergent: see `core.adaptation.Learned`.
     """
 
     params: Params
@@ -53,6 +54,7 @@ class HMCState(NamedTuple):
     inverse_mass: Params
     dual_averaging: adaptation.DualAveraging | None
     moments: adaptation.Moments | None
+    num_divergent: jax.Array
 
 
 class Trajectory(NamedTuple):
@@ -184,6 +186,7 @@ def hmc(
             inverse_mass,
             adaptation.start_dual_averaging(size) if adapts_step_size else None,
             adaptation.start_moments(random, dtype) if adapt_mass_matrix else None,
+            jnp.zeros((), jnp.int32),
         )
 
     def step(rng_key: jax.Array, state: HMCState, data: Data) -> tuple[HMCState, Info]:
@@ -207,14 +210,11 @@ def hmc(
             params, info = _attempt_until_likely(attempt, state.step_size, state.iteration == 0)
         else:
             params, info = attempt(state.step_size)
-        learned = Learned(
-            info["step_size"], state.inverse_mass, state.dual_averaging, state.moments
-        )
+        learned = Learned(info["step_size"], *state[3:])
         random, _ = log_joint.partition(params)
         num_done = state.iteration + 1
-        learned = adaptation.adapt(
-            burn_in, num_done, learned, random, info["acceptance_probability"]
-        )
+        acceptance, divergent = info["acceptance_probability"], info["divergent"]
+        learned = adaptation.adapt(burn_in, num_done, learned, random, acceptance, divergent)
         return HMCState(params, num_done, *learned), info
 
     def pool(states: HMCState) -> HMCState:

@@ -27,7 +27,8 @@ from scenarios import (
     target_of_prior,
 )
 
-from haiku_posteriors.core import trees
+from haiku_posteriors.core import adaptation, trees
+from haiku_posteriors.core.adaptation import BurnIn
 from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.hamiltonian import leapfrog, transition
@@ -284,9 +285,9 @@ def test_agrees_with_blackjax_on_a_network():
 
 @pytest.fixture(scope="module")
 def adapted_chains():
-    method = hmc(
-        network_log_joint(), num_burn_in=200, adapt_mass_matrix=False, trajectory_jitter=0.0
-    )
+    # With more noise than elsewhere, so that nothing diverges once the step size has settled.
+    log_joint = network_log_joint(likelihood=gaussian(1.0))
+    method = hmc(log_joint, num_burn_in=200, adapt_mass_matrix=False, trajectory_jitter=0.0)
     return run_chains(method, NETWORK_DATA, num_chains=3, num_steps=500)
 
 
@@ -325,6 +326,31 @@ def test_chains_are_the_same_alone_and_in_lockstep():
         np.testing.assert_allclose(
             alone.params["x"]["w"], states.params["x"]["w"][1], rtol=1e-4, atol=1e-4
         )
+
+
+def test_a_divergence_in_burn_in_halves_the_step_size_of_all_chains():
+    """Once, at the end, and only if the step size had settled."""
+    burn_in = BurnIn(80, 0.8, 1.0, {"w": 1.0}, 1.0)
+    settled = [int(done) for done in range(1, 81) if burn_in.is_settled(jnp.int32(done))]
+    assert settled == [*range(31, 61), *range(71, 81)]
+
+    def final_size(diverges_at):
+        size = jnp.full((2,), 0.1, jnp.float32)
+        zeros = jnp.zeros(2, jnp.float32)
+        mass = {"w": jnp.ones(2, jnp.float32)}
+        dual = adaptation.start_dual_averaging(size)
+        learned = adaptation.Learned(size, mass, dual, None, jnp.zeros(2, jnp.int32))
+        for done in range(1, 81):
+            divergent = jnp.array([done == diverges_at, False])
+            learned = jax.vmap(adaptation.adapt, (None, None, 0, 0, 0, 0))(
+                burn_in, jnp.int32(done), learned, {"w": zeros}, zeros + 0.8, divergent
+            )
+            learned = adaptation.pool(learned)
+        return np.asarray(learned.step_size)
+
+    plain = final_size(None)
+    np.testing.assert_allclose(final_size(10), plain, rtol=1e-6)  # while it was being found
+    np.testing.assert_allclose(final_size(40), 0.5 * plain, rtol=1e-6)
 
 
 def test_chains_pool_step_sizes_and_variances_within_chains():

@@ -65,7 +65,7 @@ def test_every_layer_applies_to_some_data_set():
         ("sgmcmc", "--init_step_size=1e-3 --dataset_name=wine", "preconditioner", "None", None),
         ("sgmcmc", "--preconditioner=RMSprop", "init_step_size", 1e-4, None),
         ("sgmcmc", "--momentum=0", "momentum_decay", 0.0, "given"),
-        ("hmc", "", "num_burn_in_iterations", 100, "100, or half of num_iterations"),
+        ("hmc", "", "num_burn_in_iterations", 200, "200, or half of num_iterations"),
         ("hmc", "--num_iterations=30", "num_burn_in_iterations", 15, None),
         ("hmc", "--step_size=0.1", "num_burn_in_iterations", 0, "none: step_size was given"),
         ("implicit", "--num_epochs=400 --dataset_name=wine", "pretrain_epochs", 100, None),
