@@ -17,8 +17,7 @@ Info = dict[str, jax.Array]  # diagnostics by name; scalars, or one value per mi
 class Method(NamedTuple):
     """An inference method over one log-joint.
 
-    Methods are written for one chain; the loop adds a leading axis of chains (or ensemble members)
-    to all three functions by `jax.vmap`.
+    Methods are written for one chain; the loop adds a leading axis of chains (or ensemble members).
 
     Attributes:
       init: (rng_key, params or None) -> state, at the given parameters or, for None, at the

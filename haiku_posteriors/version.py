@@ -1,3 +1,3 @@
 """The version; random streams belong to it, so runs and checkpoints record it."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
