@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import script_utils
+from haiku_posteriors.utils import script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import comparison, prediction_files, run_folders
 from haiku_posteriors.utils.report.run_folders import OpenedRun
@@ -85,6 +85,7 @@ def open_run_or_file(name: str) -> OpenedRun:
 
 def run(settings: Settings) -> None:
     """Compares what the flags name."""
+    tasks.show_if_asked(settings)
     candidates = [name for group in settings.candidates for name in group.split(",") if name]
     directory = pathlib.Path(settings.dir)
     compare(settings.reference, candidates, settings.targets, settings.data_dir, directory)

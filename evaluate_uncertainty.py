@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import script_utils
+from haiku_posteriors.utils import script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import run_folders, uncertainty
 from haiku_posteriors.utils.settings import Settings
@@ -68,6 +68,7 @@ def evaluate(
 
 def run(settings: Settings) -> None:
     """Evaluates what the flags name."""
+    tasks.show_if_asked(settings)
     evaluate(
         settings.runs,
         settings.ood_sets,

@@ -93,6 +93,7 @@ def run(settings: Settings) -> None:
     if settings.limit_left >= settings.limit_right or settings.limit_bottom >= settings.limit_top:
         raise UserError("limit_left must be below limit_right, and limit_bottom below limit_top.")
     task = tasks.load_task("surface", settings)
+    tasks.show_if_asked(task.settings)
     log_joint, dataset = task.log_joint, task.dataset
     plane = surface.make_plane(*(load_point(name, log_joint) for name in names))
     first = np.linspace(settings.limit_left, settings.limit_right, settings.grid_size)

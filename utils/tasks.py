@@ -54,14 +54,9 @@ def load_task(method: str, settings: Settings) -> Task:
 
 
 def open_folder(task: Task) -> pathlib.Path:
-    """The run's folder, with flags.json; one made by other flags or data is refused.
-
-    With --show_settings, shows them and leaves.
-    """
+    """The run's folder, with flags.json; one made by other flags or data is refused."""
     settings = task.settings
-    if settings.show_settings:
-        print(cmd_args_utils.describe_settings(settings))
-        raise SystemExit(0)
+    show_if_asked(settings)
     directory = pathlib.Path(settings.dir or _new_name(task))
     path = directory / "flags.json"
     content = cmd_args_utils.about_the_run(settings) | {
@@ -77,6 +72,13 @@ def open_folder(task: Task) -> pathlib.Path:
     else:
         files.write_json(path, content)
     return directory
+
+
+def show_if_asked(settings: Settings) -> None:
+    """With --show_settings, shows them and leaves."""
+    if settings.show_settings:
+        print(cmd_args_utils.describe_settings(settings))
+        raise SystemExit(0)
 
 
 def _new_name(task: Task) -> str:
