@@ -100,6 +100,7 @@ def test_run_hmc_leaves_draws_history_and_a_verdict(whole):
     directory, out = whole(run_hmc)
     judged = json.loads((directory / "diagnostics.json").read_text())
     assert judged["converged"] is False and len(judged["step_size"]) == 2 and judged["problems"]
+    assert judged["log_joint"]["largest_rhat"] > 0.9 and "per 1,000 gradients" in out
     assert out.index("Verdict: NOT converged.") < out.index("all of the run is in")
     assert (directory / "diagnostics.png").stat().st_size > 10_000
     history = read_rows(directory / "history.jsonl")

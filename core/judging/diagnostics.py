@@ -174,6 +174,7 @@ def verdict(
     acceptance: ArrayLike,
     energy_bfmi: ArrayLike,
     parameters: Convergence | None = None,
+    log_joint: Convergence | None = None,
 ) -> Verdict:
     """Whether a run of HMC can serve as a reference, and if not, what to change.
 
@@ -188,6 +189,8 @@ def verdict(
       acceptance: mean acceptance probability of each chain after burn-in; (chains,).
       energy_bfmi: (chains,).
       parameters: of a subset of the parameters; noted, not judged.
+      log_joint: of the log-joint, which relabelled units leave alone: chains at different heights
+        have not found the same posterior, whatever they predict at the test points.
     """
     problems, notes = [], []
     judged = np.isfinite(predictions.bulk_ess) & ~np.isnan(predictions.rhat)
@@ -202,6 +205,12 @@ def verdict(
             notes.append(
                 f"{np.sum(~judged)} of {judged.size} predictions never changed and are not judged."
             )
+    if log_joint is not None and np.max(log_joint.rhat) > LARGEST_RHAT_LIMIT:
+        problems.append(
+            f"R-hat of the log-joint is {np.max(log_joint.rhat):.3f} (limit {LARGEST_RHAT_LIMIT}): "
+            "the chains are at different heights. Burn in longer, or start from trained networks "
+            "(init_checkpoint)."
+        )
     if num_divergent > 0:
         problems.append(
             f"{num_divergent} transitions diverged, so parts of the posterior may be missing: "

@@ -41,6 +41,8 @@ def report_hmc(directory: pathlib.Path, result: RunResult, num_burn_in: int) -> 
     """Judges a run of HMC, after burn-in, and says what to change."""
     history = {name: values[:, num_burn_in:] for name, values in result.history.items()}
     predictions, parameters = diagnose(result)
+    log_joint = diagnostics.convergence(history["log_joint"][:, :, None])
+    num_gradients = int(np.sum(history["num_leapfrog_steps"] + 1))
     acceptance = history["acceptance_probability"].mean(axis=1)
     bfmi = diagnostics.energy_bfmi(history["energy"])
     verdict = diagnostics.verdict(
@@ -50,6 +52,7 @@ def report_hmc(directory: pathlib.Path, result: RunResult, num_burn_in: int) -> 
         acceptance=acceptance,
         energy_bfmi=bfmi,
         parameters=parameters,
+        log_joint=log_joint,
     )
     _write(
         directory,
@@ -65,7 +68,16 @@ def report_hmc(directory: pathlib.Path, result: RunResult, num_burn_in: int) -> 
         divergent_in_burn_in=int(result.history["divergent"][:, :num_burn_in].sum()),
         step_size=history["step_size"][:, -1].tolist(),
         num_leapfrog_steps=history["num_leapfrog_steps"].mean(axis=1).tolist(),
+        log_joint=_summary(log_joint),
+        num_gradients=num_gradients,
     )
+    least = np.nanmin(predictions.bulk_ess, initial=np.inf)
+    if np.isfinite(least):
+        print(
+            f"{num_gradients:,} gradients after burn-in: an effective sample size of "
+            f"{1000 * least / num_gradients:.3g} per 1,000 gradients, "
+            f"{least / result.seconds:.3g} per second of the run."
+        )
     sizes = ", ".join(f"{size:.3g}" for size in history["step_size"][:, -1])
     print(f"Step sizes, frozen after burn-in: {sizes}; acceptance {acceptance.mean():.2f}.")
     print("Verdict: converged." if verdict.converged else "Verdict: NOT converged.")

@@ -180,6 +180,14 @@ def test_verdict_on_mixing():
     assert "the chains do not agree" in verdict(diagnostics.convergence(stuck), **GOOD).problems[0]
 
 
+def test_chains_at_different_heights_are_seen(good_predictions):
+    heights = autoregressive(0.5, (4, 1000, 1))
+    assert verdict(good_predictions, log_joint=diagnostics.convergence(heights), **GOOD).converged
+    heights[0] += 1
+    result = verdict(good_predictions, log_joint=diagnostics.convergence(heights), **GOOD)
+    assert not result.converged and "at different heights" in result.problems[0]
+
+
 def test_verdict_notes_without_distrust(good_predictions):
     weights = Convergence(np.array([1.0, 1.3, np.nan]), np.ones(3), np.ones(3))
     predictions = Convergence(*(np.append(values, np.nan) for values in good_predictions))
