@@ -51,8 +51,9 @@ def make(log_joint, description, center=None, spread=0.3, noise_scale=0.2, seed=
 
 def make_method(*arguments, **settings):
     """A method of compiled functions: run one by one, operations take seconds here."""
-    init, step, sample = implicit_vi.implicit_vi(*arguments, **settings)
-    return Method(jax.jit(init), jax.jit(step), jax.jit(sample, static_argnums=2))
+    method = implicit_vi.implicit_vi(*arguments, **settings)
+    sample = jax.jit(method.sample, static_argnums=2)
+    return Method(jax.jit(method.init), jax.jit(method.step), sample)
 
 
 def small_generator(log_joint, latent_size=2):
