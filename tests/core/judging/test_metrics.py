@@ -9,6 +9,7 @@ from sklearn import metrics as sklearn_metrics
 
 from haiku_posteriors.core import errors
 from haiku_posteriors.core.judging import metrics
+from haiku_posteriors.core.judging.predictions import Predictions
 
 RNG_SEED = 20
 
@@ -269,3 +270,19 @@ def test_published_hmc_predictions_of_cifar10(shared_data):
     )
     targets = np.array([example["label"] for example in source])
     _check_published(probabilities, targets, 0.9144, 0.2773, 0.0522)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_rows_in_blocks_give_the_same_numbers(task, monkeypatch):
+    """17 rows of 2 chains of 3 draws, 5 rows at a time, bit for bit."""
+    rng = np.random.default_rng(0)
+    outputs = rng.uniform(0.1, 1, size=(2, 3, 17, 4))
+    if task == "classification":
+        outputs /= outputs.sum(axis=-1, keepdims=True)
+        targets = rng.integers(4, size=17)
+    else:
+        targets = rng.normal(size=(17, 2))
+    predictions = Predictions(task, outputs, rng.normal(size=(2, 3, 17)), targets)
+    monkeypatch.setattr(metrics, "ROWS_AT_ONCE", 5)
+    flat = (predictions.flat_outputs, predictions.flat_log_likelihoods)
+    assert metrics.of_predictions(predictions) == metrics.evaluate(task, *flat, targets)
