@@ -187,10 +187,11 @@ def complete(settings: Settings, generator: Generator) -> Settings:
 def make_method(task: Task, generator: Generator) -> Method:
     """Implicit VI as the settings describe it."""
     settings = task.settings
-    optimizer = make_optimizer(task, settings.num_epochs)
+    num_rows = len(task.dataset.x_train)
+    optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
     if settings.clip_gradient:
         optimizer = optax.chain(optax.clip_by_global_norm(settings.clip_gradient), optimizer)
-    batches = num_minibatches(len(task.dataset.x_train), settings.batch_size)
+    batches = num_minibatches(num_rows, settings.batch_size)
     mesh = devices.make_mesh(settings.num_members)
     return implicit_vi.implicit_vi(
         task.log_joint,
@@ -208,18 +209,6 @@ def make_method(task: Task, generator: Generator) -> Method:
             round(settings.annealing_epochs * batches),
         ),
         place=devices.draw_placement(mesh, settings.num_samples),
-    )
-
-
-def make_optimizer(task: Task, num_epochs: int) -> optax.GradientTransformation:
-    """The optimizer of the settings, for a number of epochs."""
-    settings = task.settings
-    batches = num_minibatches(len(task.dataset.x_train), settings.batch_size)
-    return optim_utils.make_optimizer(
-        settings.optimizer,
-        settings.init_step_size,
-        max(num_epochs * batches, 1),
-        settings.momentum_decay,
     )
 
 
@@ -253,7 +242,8 @@ def find_starts(task: Task, directory: pathlib.Path) -> Params | vi.VariationalP
         f"Pretraining: {members * starts} MAP solution(s), {settings.pretrain_epochs} epochs.",
         flush=True,
     )
-    optimizer = make_optimizer(task, settings.pretrain_epochs)
+    num_rows = len(task.dataset.x_train)
+    optimizer = optim_utils.optimizer_of(settings, num_rows, settings.pretrain_epochs)
     return pretrain.pretrain(
         sgd.sgd(log_joint, optimizer, settings.batch_size),
         log_joint,

@@ -8,7 +8,6 @@ python run_sgd.py --dataset_name=digits --model_name=mlp_classification
 from collections.abc import Sequence
 
 from haiku_posteriors.core import sgd
-from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.utils import (
     checkpoint_utils,
     cmd_args_utils,
@@ -27,13 +26,8 @@ def run(settings: Settings) -> None:
     """Trains the members and leaves the run in its folder."""
     task = tasks.load_task("sgd", settings)
     settings, log_joint = task.settings, task.log_joint
-    batches = num_minibatches(len(task.dataset.x_train), settings.batch_size)
-    optimizer = optim_utils.make_optimizer(
-        settings.optimizer,
-        settings.init_step_size,
-        settings.num_epochs * batches,
-        settings.momentum_decay,
-    )
+    num_rows = len(task.dataset.x_train)
+    optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
     starts = checkpoint_utils.load_starts(
         settings.init_checkpoint, log_joint.shapes, settings.num_members
     )

@@ -83,13 +83,8 @@ GROUPS = {
 def make_method(task: Task) -> Method:
     """The method that the settings describe; says what it covers."""
     settings, log_joint = task.settings, task.log_joint
-    batches = num_minibatches(len(task.dataset.x_train), settings.batch_size)
-    optimizer = optim_utils.make_optimizer(
-        settings.optimizer,
-        settings.init_step_size,
-        settings.num_epochs * batches,
-        settings.momentum_decay,
-    )
+    num_rows = len(task.dataset.x_train)
+    optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
     if task.method == "map":
         return sgd.sgd(log_joint, optimizer, settings.batch_size)
     if task.method == "mc_dropout":
@@ -98,6 +93,7 @@ def make_method(task: Task) -> Method:
         )
         print(f"Dropped: inputs of {', '.join(dropout.dropped_modules(log_joint))}.")
         return method
+    batches = num_minibatches(num_rows, settings.batch_size)
     learn_prior_scale = settings.learn_prior_scale
     method = vi.mean_field_vi(
         log_joint,

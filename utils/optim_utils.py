@@ -2,9 +2,21 @@
 
 import optax
 
+from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.utils.settings import Settings
 
 OPTIMIZERS = ("SGD", "Adam")
+
+
+def optimizer_of(
+    settings: Settings, num_rows: int, num_epochs: int
+) -> optax.GradientTransformation:
+    """The optimizer that the settings describe, with a schedule of `num_epochs` epochs."""
+    num_steps = max(num_epochs * num_minibatches(num_rows, settings.batch_size), 1)
+    return make_optimizer(
+        settings.optimizer, settings.init_step_size, num_steps, settings.momentum_decay
+    )
 
 
 def make_optimizer(
