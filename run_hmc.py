@@ -35,7 +35,7 @@ FLAGS = (
     ),
     Flag("max_num_leapfrog_steps", "integer", 10_000, "Maximum leapfrog steps per trajectory."),
     Flag("no_mh", "bool", False, "Accept every proposal that does not diverge."),
-    Flag("num_chains", "integer", 4, "Chains, side by side.", lower_bound=1),
+    Flag("num_chains", "integer", 4, "Number of chains.", lower_bound=1),
     Flag("target_accept", "float", 0.9, "Acceptance that the adapted step size aims at."),
     Flag(
         "adapt_mass_matrix",

@@ -66,7 +66,7 @@ FLAGS = (
         lower_bound=1,
     ),
     Flag("save_all_ensembled", "bool", True, "Accepted for old commands: draws are always saved."),
-    Flag("num_chains", "integer", 4, "Chains, side by side.", lower_bound=1),
+    Flag("num_chains", "integer", 4, "Number of chains.", lower_bound=1),
 )
 GROUPS = {**cmd_args_utils.PROBLEM, "Minibatches": cmd_args_utils.MINIBATCHES, "SGMCMC": FLAGS}
 

@@ -1,4 +1,4 @@
-"""The interface of an inference method: three pure functions, the same for all methods."""
+"""The interface of an inference method: a few pure functions, the same for all methods."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

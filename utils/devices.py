@@ -31,8 +31,9 @@ def make_mesh(num_chains: int, devices: Sequence[jax.Device] | None = None) -> M
 def chains_take_turns(mesh: Mesh) -> bool:
     """Whether the chains of a device run one after another, and not as one batch.
 
-    On a CPU they should: batched matrix products and convolutions of small networks take 1.2 to 5
-    times as long there as the same products in turn (benchmarks/chains.py).
+    On a CPU they should: batched matrix products and convolutions take up to 3.3 times as long
+    there as the same ones in turn, and less only where a step takes some 10 us
+    (benchmarks/chains.py).
     """
     return mesh.devices.flat[0].platform == "cpu" and mesh.shape["chain"] == 1
 

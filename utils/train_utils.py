@@ -106,7 +106,7 @@ class Run:
           dataset: training and test rows.
           method: the method, for one chain.
           num_steps: how many steps of the method to make.
-          num_chains: chains, or members of an ensemble, run side by side.
+          num_chains: chains, or members of an ensemble, in one program.
           seed: from which every random number derives.
           eval_freq: steps between evaluations.
           save_freq: steps between checkpoints.
