@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from haiku_posteriors.core import adaptation, likelihoods, trees
+from haiku_posteriors.core import adaptation, hamiltonian, likelihoods, trees
 from haiku_posteriors.core.adaptation import BurnIn, Learned
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.errors import UserError, check_positive
-from haiku_posteriors.core.hamiltonian import Progress, transition
+from haiku_posteriors.core.hamiltonian import Position, Progress, transition
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, repeat
 from haiku_posteriors.core.trees import Params
@@ -38,7 +38,7 @@ class HMCState(NamedTuple):
     """One chain.
 
     Attributes:
-      params: the position; random parameters and point estimates.
+      position: parameters, random ones and point estimates, and the gradient there.
       iteration: transitions so far.
       step_size: of the next transition.
       inverse_mass: in the structure of the random parameters; one per leaf, or, when adapted, one
@@ -48,7 +48,7 @@ class HMCState(NamedTuple):
       num_divergent: see `core.adaptation.Learned`.
     """
 
-    params: Params
+    position: Position
     iteration: jax.Array
     step_size: jax.Array
     inverse_mass: Params
@@ -180,7 +180,7 @@ def hmc(
             prior_std,
         )
         return HMCState(
-            params,
+            hamiltonian.start(log_joint, params),
             jnp.zeros((), jnp.int32),
             size,
             inverse_mass,
@@ -190,12 +190,12 @@ def hmc(
         )
 
     def step(rng_key: jax.Array, state: HMCState, data: Data) -> tuple[HMCState, Info]:
-        def attempt(size: jax.Array) -> tuple[Params, Info]:
+        def attempt(size: jax.Array) -> tuple[Position, Info]:
             num_steps = trajectory.num_steps(size, state.iteration)
-            params, info = transition(
+            position, info = transition(
                 rng_key,
                 log_joint,
-                state.params,
+                state.position,
                 data,
                 step_size=size,
                 inverse_mass=state.inverse_mass,
@@ -204,18 +204,18 @@ def hmc(
                 divergence_threshold=divergence_threshold,
                 progress=progress,
             )
-            return params, info | {"step_size": size, "num_leapfrog_steps": num_steps}
+            return position, info | {"step_size": size, "num_leapfrog_steps": num_steps}
 
         if adapts_step_size:
-            params, info = _attempt_until_likely(attempt, state.step_size, state.iteration == 0)
+            position, info = _attempt_until_likely(attempt, state.step_size, state.iteration == 0)
         else:
-            params, info = attempt(state.step_size)
+            position, info = attempt(state.step_size)
         learned = Learned(info["step_size"], *state[3:])
-        random, _ = log_joint.partition(params)
+        random, _ = log_joint.partition(position.params)
         num_done = state.iteration + 1
         acceptance, divergent = info["acceptance_probability"], info["divergent"]
         learned = adaptation.adapt(burn_in, num_done, learned, random, acceptance, divergent)
-        return HMCState(params, num_done, *learned), info
+        return HMCState(position, num_done, *learned), info
 
     def pool(states: HMCState) -> HMCState:
         learned = adaptation.pool(Learned(*states[2:]))
@@ -223,7 +223,7 @@ def hmc(
         return trees.select(during_burn_in, states._replace(**learned._asdict()), states)
 
     def sample(rng_key: jax.Array, state: HMCState, num_draws: int) -> Params:
-        return repeat(state.params, num_draws)
+        return repeat(state.position.params, num_draws)
 
     adapts = num_burn_in > 0 and (adapts_step_size or adapt_mass_matrix)
     return Method(init, step, sample, pool if adapts else None)
@@ -260,26 +260,26 @@ def _check(
 
 
 def _attempt_until_likely(
-    attempt: Callable[[jax.Array], tuple[Params, Info]], step_size: jax.Array, is_first: jax.Array
-) -> tuple[Params, Info]:
+    attempt: Callable[[jax.Array], tuple[Position, Info]], step_size: jax.Array, is_first: jax.Array
+) -> tuple[Position, Info]:
     """The first transition, with its step size halved until it is likely to be accepted.
 
     It is a single leapfrog step, which starts at the trajectory's length. Later transitions are
     attempted once; that they run through the same loop keeps the program to one gradient.
     """
 
-    def unsettled(carry: tuple[jax.Array, Params, Info]) -> jax.Array:
+    def unsettled(carry: tuple[jax.Array, Position, Info]) -> jax.Array:
         attempts, _, info = carry
         unlikely = info["acceptance_probability"] < 0.5
         return (attempts == 0) | (is_first & unlikely & (attempts <= MAX_STEP_SIZE_HALVINGS))
 
-    def halve(carry: tuple[jax.Array, Params, Info]) -> tuple[jax.Array, Params, Info]:
+    def halve(carry: tuple[jax.Array, Position, Info]) -> tuple[jax.Array, Position, Info]:
         attempts = carry[0]
         return attempts + 1, *attempt(step_size / 2 ** attempts.astype(step_size.dtype))
 
     nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(attempt, step_size))
-    _, params, info = jax.lax.while_loop(unsettled, halve, (jnp.int32(0), *nothing))
-    return params, info
+    _, position, info = jax.lax.while_loop(unsettled, halve, (jnp.int32(0), *nothing))
+    return position, info
 
 
 def overdispersed_params(rng_key: jax.Array, log_joint: LogJoint) -> Params:

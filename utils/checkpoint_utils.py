@@ -132,7 +132,8 @@ def load_params(path: pathlib.Path, template: Params) -> Params:
     """Parameters to start from, stacked along a leading axis (one per chain and draw).
 
     Args:
-      path: a run's folder, a file of draws, or a checkpoint whose state has `params`.
+      path: a run's folder, a file of draws, or a checkpoint whose state has `params`, by itself or
+        in a `position`.
       template: the network's parameters (shapes suffice), which the file must fit.
 
     Returns:
@@ -145,9 +146,9 @@ def load_params(path: pathlib.Path, template: Params) -> Params:
         path = candidates[-1] if candidates[-1].parent.name == "draws" else candidates[0]
     tensors, _ = load_tensors(path)
     in_state = {
-        name.removeprefix("params/"): leaf
+        found[1]: leaf
         for name, leaf in tensors.items()
-        if name.startswith("params/")
+        if (found := re.match(r"(?:position/)?params/(.+)", name))
     }
     stacked = in_state or {name: leaf[:, -1] for name, leaf in tensors.items()}
     chains = next(iter(stacked.values())).shape[0] if stacked else 0

@@ -42,7 +42,7 @@ def report_hmc(directory: pathlib.Path, result: RunResult, num_burn_in: int) -> 
     history = {name: values[:, num_burn_in:] for name, values in result.history.items()}
     predictions, parameters = diagnose(result)
     log_joint = diagnostics.convergence(history["log_joint"][:, :, None])
-    num_gradients = int(np.sum(history["num_leapfrog_steps"] + 1))
+    num_gradients = int(np.sum(history["num_leapfrog_steps"]))
     acceptance = history["acceptance_probability"].mean(axis=1)
     bfmi = diagnostics.energy_bfmi(history["energy"])
     verdict = diagnostics.verdict(

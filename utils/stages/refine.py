@@ -90,5 +90,5 @@ def refine(
             f"{np.mean(info['acceptance_probability']):.2f}, "
             f"divergences {int(np.sum(info['divergent']))} of {total}."
         )
-    moved = devices.to_host(state.params)
+    moved = devices.to_host(state.position.params)
     return jax.tree.map(lambda leaf: leaf.reshape(*leading, *leaf.shape[1:]), moved)
