@@ -6,13 +6,13 @@ with m the inverse masses (Neal 2011, arXiv 1206.1901).
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info
 from haiku_posteriors.core.trees import Params
 
@@ -20,9 +20,22 @@ Progress = Callable[[int], None]
 PROGRESS_INTERVAL = 1000  # leapfrog steps between two calls of `progress`
 
 
+class Target(Protocol):
+    """A log-density to move on: a `LogJoint`, or anything with these three functions of one."""
+
+    def __call__(self, params: Params, data: Data) -> jax.Array:
+        """The log-density, up to a constant."""
+
+    def difference(self, new: Params, old: Params, data: Data) -> jax.Array:
+        """That at `new` less that at `old`, with more digits than their difference has."""
+
+    def partition(self, params: Params) -> tuple[Params, Params]:
+        """The parameters that move, and the others."""
+
+
 def transition(
     rng_key: jax.Array,
-    log_joint: LogJoint,
+    log_joint: Target,
     params: Params,
     data: Data,
     *,
@@ -94,7 +107,7 @@ def transition(
 
 
 def leapfrog(
-    log_joint: LogJoint,
+    log_joint: Target,
     params: Params,
     momentum: Params,
     data: Data,
