@@ -158,6 +158,8 @@ def smc(
         max_num_leapfrog_steps=max_num_leapfrog_steps,
         step_size=length if step_size is None else step_size,
     )
+    if not 0 <= trajectory_jitter < 1:
+        raise UserError(f"trajectory_jitter must lie in [0, 1), not {trajectory_jitter}.")
     trajectory = Trajectory(length, trajectory_jitter, max_num_leapfrog_steps, None)
     temperature = log_joint.temperature
 
