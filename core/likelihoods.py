@@ -83,9 +83,7 @@ def bernoulli() -> Likelihood:
     def predict(outputs: jax.Array, params: Params) -> jax.Array:
         return jax.nn.sigmoid(jnp.concatenate([-outputs, outputs], axis=1))
 
-    return Likelihood(
-        log_likelihood, predict, _no_parameters, _no_log_prior, _no_prior_draw, 1
-    )
+    return Likelihood(log_likelihood, predict, _no_parameters, _no_log_prior, _no_prior_draw, 1)
 
 
 def _gaussian_log_density(residual: jax.Array, std: jax.Array) -> jax.Array:
@@ -125,8 +123,10 @@ def gaussian(noise_std: float = 1.0, num_targets: int = 1, learn_noise: bool = F
 
     def sample_prior(rng_key: jax.Array) -> Params:
         return jax.tree.map(
-            lambda median: median
-            + LOG_NOISE_PRIOR_STD * jax.random.normal(rng_key, median.shape, median.dtype),
+            lambda median: (
+                median
+                + LOG_NOISE_PRIOR_STD * jax.random.normal(rng_key, median.shape, median.dtype)
+            ),
             init(),
         )
 

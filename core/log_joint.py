@@ -84,9 +84,7 @@ class LogJoint:
         log_prior, log_likelihood = self.term_differences(new, old, data)
         return (log_prior + log_likelihood) / self.temperature
 
-    def term_differences(
-        self, new: Params, old: Params, data: Data
-    ) -> tuple[jax.Array, jax.Array]:
+    def term_differences(self, new: Params, old: Params, data: Data) -> tuple[jax.Array, jax.Array]:
         """log p(new) - log p(old) and the same of log p(D | w), not tempered; see `difference`."""
         log_prior = trees.total(
             jax.tree.map(jnp.subtract, *map(self._log_prior_densities, (new, old)))

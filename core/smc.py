@@ -101,7 +101,7 @@ def smc(
     trajectory_length: float | None = None,
     trajectory_jitter: float = DEFAULT_JITTER,
     max_num_leapfrog_steps: int = 100,
-    adapt_mass_matrix: bool = True,
+    adapt_mass_matrix: bool = False,
     particles_at_once: int | None = None,
     progress: Progress | None = None,
 ) -> Method:
@@ -125,7 +125,8 @@ def smc(
       trajectory_jitter: as there; the number of leapfrog steps is the same for all particles.
       max_num_leapfrog_steps: limit of a trajectory; shorter ones are as exact but move less.
       adapt_mass_matrix: whether inverse masses are the variances over the resampled particles at
-        every b < 1, in units of the prior's, and not the prior's.
+        every b < 1, in units of the prior's, and not the prior's. For posteriors of one mode and
+        unequal scales: in a network the variances are also distances between relabelled modes.
       particles_at_once: how many particles move side by side; all by default. On CPUs fewer can be
         faster.
       progress: see `core.hmc.hmc`.
@@ -142,7 +143,8 @@ def smc(
       >>> state = method.init(jax.random.key(0), None)
       >>> step = jax.jit(method.step)
       >>> while state.fraction < 1:
-      ...     state, info = step(jax.random.fold_in(jax.random.key(1), state.iteration), state, data)
+      ...     key = jax.random.fold_in(jax.random.key(1), state.iteration)
+      ...     state, info = step(key, state, data)
       >>> draws = method.sample(jax.random.key(9), state, num_draws=5)
       >>> draws["mlp/~/linear_1"]["w"].shape
       (5, 3, 1)

@@ -147,7 +147,7 @@ class Run:
         self._program = chains.compile_method(
             method, seed, num_chains, mesh, is_finished=is_finished
         )
-        self._is_finished = jax.jit(is_finished or (lambda state: False))
+        self._is_finished = jax.jit(is_finished) if is_finished else None
         self._predict = ensemble_utils.make_predictor(log_joint, dataset)
         self._seconds = 0.0
         self._last_save = time.monotonic()
@@ -228,7 +228,8 @@ class Run:
             interruption.check()
 
     def _is_over(self) -> bool:
-        return self.step >= self.num_steps or bool(self._is_finished(self.state))
+        is_finished = self._is_finished is not None and bool(self._is_finished(self.state))
+        return is_finished or self.step >= self.num_steps
 
     def _compile(self) -> jax.stages.Compiled:
         """The program of the steps for these shapes and no others: it cannot compile again."""
@@ -333,7 +334,12 @@ class Run:
         values |= {f"train_{name}": value for name, value in train_metrics.items()}
         values |= {f"test_{name}": value for name, value in test_metrics.items()}
         count, disagreement = latest.num_draws, test_metrics["disagreement"]
-        shown = ["log_joint", *self._show, f"train_{columns[1]}", *(f"test_{name}" for name in columns)]
+        shown = [
+            "log_joint",
+            *self._show,
+            f"train_{columns[1]}",
+            *(f"test_{name}" for name in columns),
+        ]
         if collected and collected.outputs.shape[1] > self._num_draws:
             ensemble = metrics.of_predictions(collected)
             values |= {f"ensemble_{name}": value for name, value in ensemble.items()}

@@ -235,7 +235,9 @@ def test_draws_of_a_run_that_ends_by_itself(problem):
     some = run_until(problem, 7, collects=lambda step: step in (2, 5, 30)).finish()
     assert some.draws["output"]["b"].shape[:2] == (2, 2)
     none = run_until(problem, 7, collects=lambda step: step == 30).finish()
-    np.testing.assert_array_equal(none.draws["output"]["b"][:, 0], none.state["params"]["output"]["b"])
+    np.testing.assert_array_equal(
+        none.draws["output"]["b"][:, 0], none.state["params"]["output"]["b"]
+    )
     # One that never finishes makes all its steps.
     assert run_until(problem, 1000, num_steps=9).finish().num_updates == 9
 

@@ -2,7 +2,8 @@
 
 import math
 import pathlib
-from collections.abc import Sequence
+
+import numpy as np
 
 from haiku_posteriors.utils.files import write_json
 
@@ -13,9 +14,9 @@ def write(
     value: float,
     error: float,
     *,
-    values: Sequence[float],
-    errors: Sequence[float] | None,
-    weights: Sequence[float],
+    values: np.ndarray,
+    errors: np.ndarray | None,
+    weights: np.ndarray,
 ) -> None:
     """Writes the file; a number that is not known is null there.
 
@@ -24,11 +25,11 @@ def write(
       estimator: what the value is: an estimate, a bound, neither.
       value: of all members or populations together, in nats.
       error: its standard error.
-      values: of each member or population.
+      values: of each member or population, (members,).
       errors: theirs, if each has one.
       weights: with which each enters the mixture of all.
     """
-    unknown = [math.nan] * len(values)
+    unknown = np.full(len(values), np.nan)
     content = {
         "estimator": estimator,
         "value": _known(value),

@@ -19,7 +19,8 @@ def report_smc(directory: pathlib.Path, result: RunResult) -> None:
     """Judges a run of SMC: evidence.json, diagnostics.json and .png, and a verdict."""
     history = result.history
     fractions = history["fraction"][:, -1]
-    combined = populations.combine_log_evidences(history["log_evidence"][:, -1])
+    log_evidences = history["log_evidence"][:, -1]
+    combined = populations.combine_log_evidences(log_evidences)
     # A population's particles are as many chains of one draw, all from its common start.
     rhat = populations.nested_rhat(chosen_predictions(result)[:, :, None])
     parameters = np.concatenate(
@@ -47,7 +48,6 @@ def report_smc(directory: pathlib.Path, result: RunResult) -> None:
         acceptance=acceptance,
     )
     num_gradients = int(history["num_gradients"].sum())
-    log_evidences = history["log_evidence"][:, -1].tolist()
     evidence.write(
         directory,
         "sequential Monte Carlo, an estimate",
@@ -55,7 +55,7 @@ def report_smc(directory: pathlib.Path, result: RunResult) -> None:
         combined.error,
         values=log_evidences,
         errors=None,
-        weights=combined.weights.tolist(),
+        weights=combined.weights,
     )
     known = rhat[~np.isnan(rhat)]
     median, largest = (

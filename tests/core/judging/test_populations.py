@@ -35,7 +35,9 @@ def by_definition(draws):
 
 @pytest.mark.parametrize("shape", [(4, 3, 5), (2, 1, 7), (5, 6, 1)])
 def test_equals_its_definition(shape):
-    draws = np.random.default_rng(0).normal(size=(*shape, 3)) + np.arange(shape[0])[:, None, None, None]
+    draws = (
+        np.random.default_rng(0).normal(size=(*shape, 3)) + np.arange(shape[0])[:, None, None, None]
+    )
     expected = [by_definition(draws[..., i]) for i in range(3)]
     np.testing.assert_allclose(chain_statistics.plain_nested_rhat(draws), expected, rtol=1e-12)
 
@@ -112,7 +114,11 @@ def test_verdict_names_every_problem():
         assert not verdict.converged and len(verdict.problems) == 1
         assert sentence in verdict.problems[0]
     alone = judged(
-        rhat=np.nan, spread=np.nan, fractions=np.ones(1), num_ancestors=np.ones(1), acceptance=np.ones(1)
+        rhat=np.nan,
+        spread=np.nan,
+        fractions=np.ones(1),
+        num_ancestors=np.ones(1),
+        acceptance=np.ones(1),
     )
     assert alone.converged and "One population cannot show" in alone.notes[0]
     assert "moves have made" in alone.notes[1]
