@@ -5,7 +5,7 @@ from collections.abc import Callable
 if __name__ == "core":  # a module loaded under two names is two modules
     raise ImportError("Import haiku_posteriors.core; core alone is not an import name.")
 
-from haiku_posteriors.core import dropout, hmc, sgd, sgmcmc, vi
+from haiku_posteriors.core import dropout, hmc, sgd, sgmcmc, smc, vi
 from haiku_posteriors.core.implicit import implicit_vi
 from haiku_posteriors.core.method import Method
 
@@ -15,6 +15,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "sgd": sgd.sgd,
     "hmc": hmc.hmc,
     "sgmcmc": sgmcmc.sgmcmc,
+    "smc": smc.smc,
     "implicit": implicit_vi.implicit_vi,
     "mean_field_vi": vi.mean_field_vi,
     "mc_dropout": dropout.mc_dropout,

@@ -6,19 +6,31 @@ with m the inverse masses (Neal 2011, arXiv 1206.1901).
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info
 from haiku_posteriors.core.trees import Params
 
 Progress = Callable[[int], None]
 PROGRESS_INTERVAL = 1000  # leapfrog steps between two calls of `progress`
+
+
+class Target(Protocol):
+    """A log-density to move on: a `LogJoint`, or anything with these three functions of one."""
+
+    def __call__(self, params: Params, data: Data) -> jax.Array:
+        """The log-density, up to a constant."""
+
+    def difference(self, new: Params, old: Params, data: Data) -> jax.Array:
+        """That at `new` less that at `old`, with more digits than their difference has."""
+
+    def partition(self, params: Params) -> tuple[Params, Params]:
+        """The parameters that move, and the others."""
 
 
 class Position(NamedTuple):
@@ -35,7 +47,7 @@ class Position(NamedTuple):
     is_gradient_known: jax.Array
 
 
-def start(log_joint: LogJoint, params: Params) -> Position:
+def start(log_joint: Target, params: Params) -> Position:
     """A position whose gradient the first trajectory computes."""
     random, _ = log_joint.partition(params)
     return Position(params, jax.tree.map(jnp.zeros_like, random), jnp.array(False))
@@ -43,7 +55,7 @@ def start(log_joint: LogJoint, params: Params) -> Position:
 
 def transition(
     rng_key: jax.Array,
-    log_joint: LogJoint,
+    log_joint: Target,
     position: Position,
     data: Data,
     *,
@@ -117,7 +129,7 @@ def transition(
 
 
 def leapfrog(
-    log_joint: LogJoint,
+    log_joint: Target,
     position: Position,
     momentum: Params,
     data: Data,

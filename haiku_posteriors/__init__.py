@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.priors import make_prior
     from haiku_posteriors.core.sgd import sgd
     from haiku_posteriors.core.sgmcmc import sgmcmc
+    from haiku_posteriors.core.smc import smc
     from haiku_posteriors.core.vi import mean_field_vi
     from haiku_posteriors.utils.data_utils import from_arrays
     from haiku_posteriors.utils.data_utils import load as load_dataset
@@ -47,6 +48,7 @@ __all__ = [
     "mean_field_vi",
     "sgd",
     "sgmcmc",
+    "smc",
 ]
 
 # Where each name is defined, "module" or "module:name"; what type checkers read stands above.
@@ -70,6 +72,7 @@ _HOMES = {
     "mean_field_vi": "core.vi:mean_field_vi",
     "sgd": "core.sgd:sgd",
     "sgmcmc": "core.sgmcmc:sgmcmc",
+    "smc": "core.smc:smc",
 }
 
 

@@ -19,6 +19,7 @@ import run_hmc
 import run_implicit
 import run_sgd
 import run_sgmcmc
+import run_smc
 import run_vi
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import diagnostics
@@ -38,6 +39,10 @@ RUNS = {
     run_sgmcmc: (
         "--num_epochs=8000 --num_burnin_epochs=1000 --ensemble_freq=500 --eval_freq=4000 "
         "--save_freq=500 --num_chains=2 --preconditioner=RMSprop --init_step_size=1e-5"
+    ),
+    run_smc: (
+        "--num_particles=16 --num_chains=2 --max_num_leapfrog_steps=8 --num_moves=2 "
+        "--num_final_moves=6 --target_ess=0.7 --eval_freq=16 --save_freq=4"
     ),
     run_vi: (
         "--num_epochs=3000 --kl_warmup_epochs=500 --eval_freq=1000 --save_freq=100 "
@@ -115,6 +120,29 @@ def test_run_hmc_leaves_draws_history_and_a_verdict(whole):
     np.testing.assert_array_equal(moved, accepted[1:].T)
 
 
+def test_run_smc_leaves_draws_evidence_and_a_verdict(tmp_path, capsys):
+    directory = tmp_path / "run"
+    run_here(run_smc, RUNS[run_smc], directory)
+    out = capsys.readouterr().out
+    history = read_rows(directory / "history.jsonl")
+    fractions = np.array([row["fraction"] for row in history])
+    # It ended by itself, with three steps of two moves each after the last population's arrival.
+    assert np.all(fractions[-1] == 1) and np.sum(np.all(fractions == 1, axis=1)) == 4
+    evidence = json.loads((directory / "evidence.json").read_text())
+    assert evidence["values"] == history[-1]["log_evidence"] and evidence["errors"] == [None, None]
+    assert min(evidence["values"]) < evidence["value"] < max(evidence["values"])
+    assert evidence["error"] > 0 and sum(evidence["weights"]) == pytest.approx(1)
+    judged = json.loads((directory / "diagnostics.json").read_text())
+    assert judged["converged"] is False and "Verdict: NOT converged." in out
+    assert f"Log-evidence: {evidence['value']:.2f} (error {evidence['error']:.2f})" in out
+    assert judged["num_gradients"] == sum(sum(row["num_gradients"]) for row in history)
+    assert (directory / "diagnostics.png").stat().st_size > 10_000
+    summary, draws, _ = outcome(directory)
+    assert summary["epochs"] == len(history) and summary["num_draws"] == 32
+    assert draws["hidden_0/w"].shape == (2, 16, 1, 7)
+    assert {"fraction", "log_evidence"} <= read_rows(directory / "metrics.jsonl")[-1].keys()
+
+
 def test_run_vi_says_what_it_covers_and_learned(tmp_path, capsys):
     run_here(run_vi, RUNS[run_vi] + " --num_epochs=300 --kl_warmup_epochs=100", tmp_path / "run")
     out = capsys.readouterr().out
@@ -153,6 +181,8 @@ def test_members_of_implicit_vi_are_weighed(whole):
     assert "The mixture's is between" in out
     evidence = json.loads((directory / "evidence.json").read_text())
     assert sum(evidence["weights"]) == pytest.approx(1)
+    assert evidence["estimator"] == "linearised ELBO, no bound" and len(evidence["errors"]) == 2
+    assert evidence["value"] == pytest.approx(np.dot(evidence["weights"], evidence["values"]))
 
 
 # What the scripts share is shown on run_sgd.py every time.
@@ -268,6 +298,11 @@ MISTAKES = {
         "--final_step_size=0": "final_step_size must be positive and finite, not 0.0",
         "--optimizer=Adam": "Unknown command line flag 'optimizer'",
         "--momentum=1": "momentum_decay must be at least 0 and below 1, not 1.0",
+    },
+    run_smc: {
+        "--target_ess=1": "target_ess must lie between 0 and 1, not 1.0",
+        "--stochastic_params=output": "give an init_checkpoint",
+        "--num_particles=1": "num_particles",
     },
     run_vi: {
         "--vi_sigma_init=0": "sigma_init must be positive",

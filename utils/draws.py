@@ -70,6 +70,10 @@ class DrawStore:
             stored.write(self._num_predicted, array)
         self._num_predicted += predictions.outputs.shape[1]
 
+    def is_empty(self) -> bool:
+        """Whether there are no draws yet."""
+        return not self._files and not self._pending
+
     def is_full(self) -> bool:
         """Whether there is enough to write for a file."""
         pending = [leaf.nbytes for part in self._pending for leaf in jax.tree.leaves(part)]

@@ -310,7 +310,7 @@ def resolve(method: str, settings: Settings) -> Settings:
     """Fills every flag that can be filled before the data are read.
 
     Args:
-      method: "hmc", "sgd", "sgmcmc", "implicit", or the method of run_vi.py.
+      method: "hmc", "sgd", "sgmcmc", "smc", "implicit", or the method of run_vi.py.
       settings: of the script's flags.
     """
     defaults = table(method, settings.dataset_name)

@@ -157,7 +157,7 @@ def execute(
         "model": settings.model_name,
         "num_parameters": trees.size(task.log_joint.shapes),
         "seed": settings.seed,
-        "epochs": num_steps,
+        "epochs": run.step,
     }
     summary.write(directory, result, facts)
     print(summary.table(result))

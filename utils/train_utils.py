@@ -9,7 +9,7 @@ uninterrupted one bit for bit.
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -92,6 +92,8 @@ class Run:
         collects: Callable[[int], bool] | None = None,
         num_draws: int = 1,
         keep_history: bool = False,
+        is_finished: Callable[[State], jax.Array] | None = None,
+        show: Sequence[str] = (),
         initial_params: Params | None = None,
         directory: pathlib.Path | None = None,
         tabulate_freq: int = 40,
@@ -105,15 +107,20 @@ class Run:
           log_joint: the posterior to approximate.
           dataset: training and test rows.
           method: the method, for one chain.
-          num_steps: how many steps of the method to make.
+          num_steps: how many steps of the method to make, at most if there is `is_finished`.
           num_chains: chains, or members of an ensemble, in one program.
           seed: from which every random number derives.
           eval_freq: steps between evaluations.
           save_freq: steps between checkpoints.
-          collects: steps done -> whether draws are taken then; only at the end by default.
+          collects: steps done -> whether draws are taken then; only at the end by default, and
+            there in any case if a run that ends by itself has none yet.
           num_draws: draws per chain each time.
           keep_history: whether to keep `info` of every step, and not of evaluations alone. For
             methods with one value of each per step, and steps that dwarf a call from the host.
+          is_finished: states of all chains -> a boolean scalar; the run ends with the first step
+            after which it is true. It is a function of the state alone and compiled with the steps,
+            so that the end depends neither on how many of them a call makes nor on interruptions.
+          show: further names of `info` for the progress bar and the table.
           initial_params: where to start, (num_chains, ...); the method decides by default.
           directory: where checkpoints, draws and metrics go; nothing is written without it.
           tabulate_freq: rows between two headers of the table.
@@ -123,6 +130,7 @@ class Run:
         """
         self.log_joint, self.dataset, self.num_steps = log_joint, dataset, num_steps
         self._eval_freq, self._save_freq, self._num_draws = eval_freq, save_freq, num_draws
+        self._show = list(show)
         self._collects = collects or (lambda step: step == num_steps)
         num_collections = sum(map(self._collects, range(1, num_steps + 1)))
         if not num_collections:
@@ -136,7 +144,10 @@ class Run:
             ensemble_utils.targets_in_original_units(targets, dataset)
             for targets in (dataset.y_train, dataset.y_test)
         )
-        self._program = chains.compile_method(method, seed, num_chains, mesh)
+        self._program = chains.compile_method(
+            method, seed, num_chains, mesh, is_finished=is_finished
+        )
+        self._is_finished = jax.jit(is_finished) if is_finished else None
         self._predict = ensemble_utils.make_predictor(log_joint, dataset)
         self._seconds = 0.0
         self._last_save = time.monotonic()
@@ -179,7 +190,7 @@ class Run:
           DivergedError: at a number that is not finite, after a checkpoint of the state before.
         """
         try:
-            if self.step < self.num_steps:
+            if not self._is_over():
                 with Interruption() as interruption:
                     self._run_steps(interruption)
         except Interrupted:
@@ -204,7 +215,7 @@ class Run:
     def _run_steps(self, interruption: Interruption) -> None:
         compiled = self._compile()
         steps_per_call = 1
-        while self.step < self.num_steps:
+        while not self._is_over():
             first, stop = self.step, self._next_event(steps_per_call)
             started = time.monotonic()
             info = self._advance(compiled, stop, interruption)
@@ -212,9 +223,13 @@ class Run:
             self._seconds += elapsed
             if not self._history:
                 pace = SECONDS_PER_CALL / max(elapsed, 1e-6)
-                steps_per_call = max(1, int((stop - first) * min(pace, 8.0)))
+                steps_per_call = max(1, int((self.step - first) * min(pace, 8.0)))
             self._events(info)
             interruption.check()
+
+    def _is_over(self) -> bool:
+        is_finished = self._is_finished is not None and bool(self._is_finished(self.state))
+        return is_finished or self.step >= self.num_steps
 
     def _compile(self) -> jax.stages.Compiled:
         """The program of the steps for these shapes and no others: it cannot compile again."""
@@ -229,11 +244,11 @@ class Run:
     ) -> Info:
         """Runs to step `stop`, or less far if that meets a number that is not finite."""
         arguments = (self.state, self._train, np.int32(self.step), np.int32(stop))
-        state, info, finite = interruption.wait_for(
+        state, info, finite, reached = interruption.wait_for(
             lambda: jax.block_until_ready(compiled(*arguments))
         )
         if finite:
-            self.step, self.state = stop, state
+            self.step, self.state = int(reached), state
             return devices.to_host(info)
         if stop == self.step + 1:
             self._save()
@@ -262,17 +277,21 @@ class Run:
         last = step == self.num_steps
         return last or step % self._eval_freq == 0 or step % self._save_freq == 0
 
+    def _collects_now(self) -> bool:
+        return self._collects(self.step) or (self._is_over() and self._store.is_empty())
+
     def _events(self, info: Mapping[str, Any]) -> None:
-        self.log.advance(self.step, log_joint=float(np.mean(info["log_joint"])))
+        shown = {name: float(np.mean(info[name])) for name in ("log_joint", *self._show)}
+        self.log.advance(self.step, **shown)
         if self._history:
             self._history.append(self.step, {k: v.tolist() for k, v in info.items()})
         started = time.monotonic()
-        last = self.step == self.num_steps
-        if self._collects(self.step):
+        last, collects = self._is_over(), self._collects_now()
+        if collects:
             for draws in self._sample(chains.DRAW):
                 self._keep(draws)
         if last or self.step % self._eval_freq == 0:
-            self._evaluate(info)
+            self._evaluate(info, collects)
         overdue = started - self._last_save > SAVE_SECONDS
         if last or overdue or self._store.is_full() or self.step % self._save_freq == 0:
             self._save()
@@ -296,15 +315,15 @@ class Run:
         if block and self._store.is_full():
             self._store.flush(self.step)
 
-    def _evaluate(self, info: Mapping[str, Any]) -> None:
+    def _evaluate(self, info: Mapping[str, Any], just_collected: bool) -> None:
         """Metrics of the current state's draws, and of all draws collected so far."""
         collected = self._store.predictions(self.test_targets)
         train, test = [], []
         for draws in self._sample(chains.EVALUATE):
             train.append(self._predict(draws, self._train))
-            if not self._collects(self.step):
+            if not just_collected:
                 test.append(self._predict(draws, self._test))
-        if collected and self._collects(self.step):  # just predicted with draws of the same state
+        if collected and just_collected:  # predicted with draws of the same state
             latest = collected.latest(self._num_draws)
         else:
             latest = join(test, self.test_targets)
@@ -315,7 +334,12 @@ class Run:
         values |= {f"train_{name}": value for name, value in train_metrics.items()}
         values |= {f"test_{name}": value for name, value in test_metrics.items()}
         count, disagreement = latest.num_draws, test_metrics["disagreement"]
-        shown = ["log_joint", f"train_{columns[1]}", *(f"test_{name}" for name in columns)]
+        shown = [
+            "log_joint",
+            *self._show,
+            f"train_{columns[1]}",
+            *(f"test_{name}" for name in columns),
+        ]
         if collected and collected.outputs.shape[1] > self._num_draws:
             ensemble = metrics.of_predictions(collected)
             values |= {f"ensemble_{name}": value for name, value in ensemble.items()}
@@ -391,7 +415,7 @@ class Run:
             metrics.of_predictions(join(train, self._train_targets)),
             devices.to_host(self.state),
             {} if self._history is None else _stack(self._history.rows),
-            self.num_steps * int(np.prod(info["log_joint"].shape[1:])),
+            self.step * int(np.prod(info["log_joint"].shape[1:])),
             self._seconds,
         )
 

@@ -9,6 +9,7 @@ import run_hmc
 import run_implicit
 import run_sgd
 import run_sgmcmc
+import run_smc
 import run_vi
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils import cmd_args_utils, data_utils, problem, settings
@@ -18,6 +19,7 @@ SCRIPTS = {
     "hmc": run_hmc,
     "sgd": run_sgd,
     "sgmcmc": run_sgmcmc,
+    "smc": run_smc,
     "vi": run_vi,
     "mc_dropout": run_vi,
     "implicit": run_implicit,

@@ -16,14 +16,20 @@ PREDICTIONS_DIAGNOSED = 500
 PARAMETERS_DIAGNOSED = 1000
 
 
-def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
-    """Convergence of predictions at test points and of parameters, both of fixed subsets."""
+def chosen_predictions(result: RunResult) -> np.ndarray:
+    """A fixed subset of the predictions at test points, (chains, draws, predictions)."""
     chains, draws = result.test_predictions.outputs.shape[:2]
     predictions = result.test_predictions.outputs.reshape(chains, draws, -1)
     # A known noise is the same in every draw, and not for chains to agree on.
     varying = np.flatnonzero(np.ptp(predictions, axis=(0, 1)) > 0)
     varying = varying if len(varying) else np.arange(predictions.shape[2])
     chosen = np.linspace(0, len(varying) - 1, PREDICTIONS_DIAGNOSED).astype(int)
+    return predictions[:, :, varying[np.unique(chosen)]]
+
+
+def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
+    """Convergence of predictions at test points and of parameters, both of fixed subsets."""
+    predictions = chosen_predictions(result)
     parameters = np.concatenate(
         [
             diagnostics.subsample_parameters(part, PARAMETERS_DIAGNOSED, num_batch_axes=2)
@@ -32,7 +38,7 @@ def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
         axis=1,
     )
     return (
-        diagnostics.convergence(predictions[:, :, varying[np.unique(chosen)]]),
+        diagnostics.convergence(predictions),
         diagnostics.convergence(parameters),
     )
 

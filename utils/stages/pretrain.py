@@ -30,7 +30,7 @@ def pretrain(
     keys = jax.vmap(lambda chain: chains.chain_key(seed, chains.PRETRAIN_INIT, 0, chain))(
         np.arange(total)
     )
-    state, info, finite = program.run(
+    state, info, finite, _ = program.run(
         program.init(jax.vmap(log_joint.init)(keys)), data, 0, num_epochs
     )
     if not finite:

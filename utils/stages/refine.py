@@ -65,7 +65,7 @@ def refine(
             log_joint, dataset, method, seed, len(some), chains.PILOT
         )
         state = program.init(jax.tree.map(lambda leaf: leaf[some], flat))
-        state, info, _ = program.run(state, data, 0, PILOT_ITERATIONS)
+        state, info, *_ = program.run(state, data, 0, PILOT_ITERATIONS)
         step_size = float(np.median(state.step_size))
         num_steps = int(np.max(info["num_leapfrog_steps"]))
         trajectory_len = step_size * num_steps
@@ -83,7 +83,7 @@ def refine(
     program, data = chains.compile_stage(log_joint, dataset, method, seed, total, chains.REFINE)
     state = program.init(flat)
     for iteration in range(num_iterations):
-        state, info, _ = program.run(state, data, iteration, iteration + 1)
+        state, info, *_ = program.run(state, data, iteration, iteration + 1)
         say(
             f"Refinement {iteration + 1}/{num_iterations}: log-joint "
             f"{np.mean(info['log_joint']):.6g}, acceptance "
