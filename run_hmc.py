@@ -2,6 +2,7 @@
 
 python run_hmc.py                                        embedded toy regression, four chains
 python run_hmc.py --dataset_name=yacht_0 --data_dir=path/to/data
+python run_hmc.py --warm_start_epochs=0                  chains start from the prior
 python run_hmc.py --init_checkpoint=runs/sgd/my_ensemble  one chain from each member
 """
 
@@ -14,6 +15,7 @@ from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.logging_utils import Ticker
 from haiku_posteriors.utils.report import chain_diagnostics
 from haiku_posteriors.utils.settings import Settings
+from haiku_posteriors.utils.stages import warm_start
 
 FLAGS = (
     Flag("step_size", "float", None, "Leapfrog step size.", "adapted in burn-in"),
@@ -24,6 +26,7 @@ FLAGS = (
         "Trajectory length.",
         "pi/2 prior standard deviations",
     ),
+    cmd_args_utils.WARM_START,
     Flag("num_iterations", "integer", 1000, "Transitions, burn-in included.", lower_bound=1),
     Flag(
         "num_burn_in_iterations",
@@ -62,10 +65,11 @@ def run(settings: Settings) -> None:
     """Runs the chains, judges them, and leaves the run in its folder."""
     task = tasks.load_task("hmc", settings)
     settings, log_joint = task.settings, task.log_joint
-    if settings.stochastic_params and settings.init_checkpoint is None:
+    is_trained = settings.warm_start_epochs or settings.init_checkpoint is not None
+    if settings.stochastic_params and not is_trained:
         raise UserError(
             "HMC keeps the parameters that stochastic_params does not name where they start: give "
-            "an init_checkpoint with trained ones."
+            "an init_checkpoint with trained ones, or warm_start_epochs."
         )
     burn_in, thinning = settings.num_burn_in_iterations, settings.thinning
     ticker = Ticker()
@@ -84,9 +88,11 @@ def run(settings: Settings) -> None:
     starts = checkpoint_utils.load_starts(
         settings.init_checkpoint, log_joint.shapes, settings.num_chains
     )
+    directory = tasks.open_folder(task)
+    starts = warm_start.train_starts(task, directory, settings, starts)
     tasks.execute(
         task,
-        tasks.open_folder(task),
+        directory,
         method,
         num_chains=settings.num_chains,
         num_steps=settings.num_iterations,
@@ -95,7 +101,9 @@ def run(settings: Settings) -> None:
         keep_history=True,
         ticker=ticker,
         unit="iteration",
-        judge=lambda directory, result: chain_diagnostics.report_hmc(directory, result, burn_in),
+        judge=lambda directory, result: chain_diagnostics.report_hmc(
+            directory, result, burn_in, warm_start.notes(settings, starts)
+        ),
     )
 
 

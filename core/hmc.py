@@ -156,9 +156,8 @@ def hmc(
         adapt_mass_matrix = adapts_step_size and num_burn_in >= MIN_BURN_IN_FOR_MASS
     if trajectory_jitter is None:
         trajectory_jitter = DEFAULT_JITTER if adapts_step_size else 0.0
-    prior_std = trees.map_with_name(
-        lambda name, _: math.sqrt(log_joint.temperature) * log_joint.prior.scale(name),
-        log_joint.random_shapes,
+    prior_std = jax.tree.map(
+        lambda scale: math.sqrt(log_joint.temperature) * scale, log_joint.prior_scales
     )
     unit = max(jax.tree.leaves(prior_std))
     length = math.pi / 2 * unit if trajectory_length is None else trajectory_length

@@ -63,6 +63,11 @@ class LogJoint:
         """Those of the random parameters, with `None` for the point estimates."""
         return self.partition(self.shapes)[0]
 
+    @property
+    def prior_scales(self) -> Params:
+        """The prior's standard deviation of each random leaf, a float, not tempered."""
+        return trees.map_with_name(lambda name, _: self.prior.scale(name), self.random_shapes)
+
     def __call__(self, params: Params, data: Data) -> jax.Array:
         """log p_T(w, D), a scalar."""
         log_prior, log_likelihood = self.terms(params, data)

@@ -150,9 +150,7 @@ def smc(
       (5, 3, 1)
     """
     _check(num_particles, target_ess, fractions, num_moves, particles_at_once)
-    prior_std = trees.map_with_name(
-        lambda name, _: log_joint.prior.scale(name), log_joint.random_shapes
-    )
+    prior_std = log_joint.prior_scales
     unit = max(jax.tree.leaves(prior_std))
     length = math.pi / 2 * unit if trajectory_length is None else trajectory_length
     check_positive(

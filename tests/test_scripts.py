@@ -4,7 +4,6 @@ What can be seen without a process of its own is tested in this one; a process c
 """
 
 import json
-import shlex
 import signal
 import sys
 import time
@@ -13,7 +12,7 @@ import warnings
 import numpy as np
 import program
 import pytest
-from program import assert_same_outcome, outcome, read_rows
+from program import assert_same_outcome, outcome, read_rows, run_here
 
 import run_hmc
 import run_implicit
@@ -23,7 +22,7 @@ import run_smc
 import run_vi
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import diagnostics
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, tasks
+from haiku_posteriors.utils import checkpoint_utils, tasks
 from haiku_posteriors.utils.train_utils import DivergedError
 from haiku_posteriors.version import __version__
 
@@ -34,7 +33,7 @@ RUNS = {
     run_sgd: "--num_epochs=4000 --eval_freq=500 --save_freq=100 --num_members=2",
     run_hmc: (
         "--num_iterations=24 --num_burn_in_iterations=12 --eval_freq=8 --save_freq=4 "
-        "--num_chains=2 --trajectory_len=0.05"
+        "--num_chains=2 --trajectory_len=0.05 --warm_start_epochs=300"
     ),
     run_sgmcmc: (
         "--num_epochs=8000 --num_burnin_epochs=1000 --ensemble_freq=500 --eval_freq=4000 "
@@ -60,11 +59,6 @@ RUNS = {
 
 def name_of(script):
     return f"{script.__name__}.py"
-
-
-def run_here(script, flags, directory):
-    """Runs a script in this process."""
-    script.run(cmd_args_utils.parse(script.GROUPS, [*shlex.split(flags), f"--dir={directory}"]))
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +281,7 @@ MISTAKES = {
         "--num_burn_in_iterations=0": "Without burn-in the step size cannot be adapted",
         "--step_size=1e-3 --trajectory_jitter=2": "trajectory_jitter must lie in [0, 1)",
         "--num_iterations=10 --num_burn_in_iterations=10": "No draws would be collected",
-        "--stochastic_params=output": "give an init_checkpoint",
+        "--stochastic_params=output --warm_start_epochs=0": "give an init_checkpoint",
     },
     run_sgmcmc: {
         "--num_burnin_epochs=300000": "There would be no draws: the first comes num_burnin_epochs "

@@ -21,7 +21,20 @@ from haiku_posteriors.utils.data_utils import Dataset
 # Purposes of random keys; never renumber, or old runs cannot be repeated.
 INIT, STEP, DRAW, EVALUATE = range(4)
 # Of stages before and after the loop, in scripts that have them.
-PRETRAIN_INIT, PRETRAIN, EVIDENCE, MIX, PILOT, REFINE = range(4, 10)
+PRETRAIN_INIT, PRETRAIN, EVIDENCE, MIX, PILOT, REFINE, BIAS = range(4, 11)
+
+
+class Purposes(NamedTuple):
+    """What the keys of one loop are for."""
+
+    init: int = INIT
+    step: int = STEP
+    draw: int = DRAW
+    evaluate: int = EVALUATE
+
+
+MAIN = Purposes()
+WARM_START = Purposes(11, 12, 13, 14)  # a loop before the loop
 
 
 def chain_key(seed: int, purpose: int, epoch: jax.Array | int, chain: jax.Array) -> jax.Array:
@@ -51,7 +64,7 @@ def compile_method(
     seed: int,
     num_chains: int,
     mesh: Mesh,
-    step_purpose: int = STEP,
+    purposes: Purposes = MAIN,
     is_finished: Callable[[State], jax.Array] | None = None,
 ) -> Program:
     """Adds the chain axis to a method and compiles its three functions once each.
@@ -61,7 +74,7 @@ def compile_method(
       seed: from which every random number derives.
       num_chains: their number.
       mesh: where they run.
-      step_purpose: of the keys of steps.
+      purposes: of the keys.
       is_finished: states of all chains -> a boolean scalar, asked before every step: no further one
         is made where it is true.
     """
@@ -80,14 +93,15 @@ def compile_method(
 
     def init(params: Params | None) -> State:
         return over_chains(
-            lambda params, chain: method.init(chain_key(seed, INIT, 0, chain), params), params
+            lambda params, chain: method.init(chain_key(seed, purposes.init, 0, chain), params),
+            params,
         )
 
     def run(
         state: State, data: Data, first: jax.Array, last: jax.Array
     ) -> tuple[State, Info, jax.Array, jax.Array]:
         def step(state: State, epoch: jax.Array, chain: jax.Array) -> tuple[State, Info]:
-            return method.step(chain_key(seed, step_purpose, epoch, chain), state, data)
+            return method.step(chain_key(seed, purposes.step, epoch, chain), state, data)
 
         def repeat(
             step: Callable, goes_on: Callable, state: State
@@ -161,4 +175,4 @@ def compile_stage(
     mesh = devices.make_mesh(num_chains)
     pieces = log_joint.num_microbatches
     data = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
-    return compile_method(method, seed, num_chains, mesh, purpose), data
+    return compile_method(method, seed, num_chains, mesh, Purposes(step=purpose)), data

@@ -134,6 +134,15 @@ OPTIMIZER = (
     *MINIBATCHES,
     Flag("optimizer", "enum", None, "Optimizer.", BY_DATA, choices=OPTIMIZERS),
 )
+WARM_START = Flag(
+    "warm_start_epochs",
+    "integer",
+    None,
+    "Epochs of Adam, at most, that train one network for each chain to start from; 0: chains start "
+    "from the prior.",
+    "some 2,000 updates; none with an init_checkpoint or a step_size",
+    lower_bound=0,
+)
 PROBLEM: Groups = {"Data": DATA, "Model": MODEL, "Run": RUN}
 HELP = Flag("help", "bool", False, "Print the flags and exit.")
 VERSION = Flag("version", "bool", False, "Print the version and exit.")

@@ -21,6 +21,7 @@ SMALL_UCI_SETS = ("boston", "concrete", "energy", "wine_quality", "yacht")
 KNOWN_NOISE_STD = {"toy_regression": 0.3}
 # SGMCMC step sizes by preconditioner, where the table has none. The two have different units.
 SGMCMC_STEP_SIZES = {"None": 1e-6, "RMSprop": 1e-4}
+WARM_START_UPDATES, WARM_START_BATCH_SIZE = 2000, 1000  # of Adam, in front of chains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,11 +333,16 @@ def resolve(method: str, settings: Settings) -> Settings:
 def complete(settings: Settings, chosen: Mapping[str, Any], num_rows: int) -> Settings:
     """Fills in what the data decide: `chosen` from them, and a batch size of at most all rows."""
     settings = settings.fill(chosen, "chosen from the data")
+    epochs = -(-WARM_START_UPDATES // -(-num_rows // WARM_START_BATCH_SIZE))
+    settings = settings.fill({"warm_start_epochs": epochs}, f"{WARM_START_UPDATES:,} updates")
     return settings.cap("batch_size", num_rows, "all training rows")
 
 
 def _resolve_hmc(settings: Settings) -> Settings:
+    if settings.init_checkpoint is not None:
+        settings = settings.fill({"warm_start_epochs": 0}, "none: init_checkpoint was given")
     if settings.step_size is not None:
+        settings = settings.fill({"warm_start_epochs": 0}, "none: step_size was given")
         # Nothing to adapt, and the study's default.
         return settings.fill({"num_burn_in_iterations": 0}, "none: step_size was given")
     burn_in = min(200, settings.num_iterations // 2)

@@ -95,10 +95,12 @@ class Run:
         is_finished: Callable[[State], jax.Array] | None = None,
         show: Sequence[str] = (),
         initial_params: Params | None = None,
+        purposes: chains.Purposes = chains.MAIN,
         directory: pathlib.Path | None = None,
         tabulate_freq: int = 40,
         unit: str = "epoch",
         ticker: Ticker | None = None,
+        expects_spread: bool = True,
         quiet: bool = False,
     ) -> None:
         """Places the data, compiles nothing yet, and picks up an earlier run in `directory`.
@@ -122,15 +124,17 @@ class Run:
             so that the end depends neither on how many of them a call makes nor on interruptions.
           show: further names of `info` for the progress bar and the table.
           initial_params: where to start, (num_chains, ...); the method decides by default.
+          purposes: of the keys, where a run has more than one loop.
           directory: where checkpoints, draws and metrics go; nothing is written without it.
           tabulate_freq: rows between two headers of the table.
           unit: what a step is called.
           ticker: what the method tells of its progress within a step.
+          expects_spread: whether draws that practically agree are worth a warning.
           quiet: says nothing at all.
         """
         self.log_joint, self.dataset, self.num_steps = log_joint, dataset, num_steps
         self._eval_freq, self._save_freq, self._num_draws = eval_freq, save_freq, num_draws
-        self._show = list(show)
+        self._show, self._purposes = list(show), purposes
         self._collects = collects or (lambda step: step == num_steps)
         num_collections = sum(map(self._collects, range(1, num_steps + 1)))
         if not num_collections:
@@ -144,14 +148,12 @@ class Run:
             ensemble_utils.targets_in_original_units(targets, dataset)
             for targets in (dataset.y_train, dataset.y_test)
         )
-        self._program = chains.compile_method(
-            method, seed, num_chains, mesh, is_finished=is_finished
-        )
+        self._program = chains.compile_method(method, seed, num_chains, mesh, purposes, is_finished)
         self._is_finished = jax.jit(is_finished) if is_finished else None
         self._predict = ensemble_utils.make_predictor(log_joint, dataset)
         self._seconds = 0.0
         self._last_save = time.monotonic()
-        self._warned = False
+        self._warned = not expects_spread
         self.step, self.state = 0, self._program.init(initial_params)
         remarks = self._resume(mesh) if directory else []
         self._store = DrawStore(directory, log_joint.shapes, num_collections * num_draws)
@@ -205,7 +207,7 @@ class Run:
     def _change_draws(self, change: Callable[[State, Params], Params]) -> None:
         started = time.monotonic()
         # Sampled again, not taken from the disk: there they may have been changed already.
-        draws = self._program.sample(self.state, chains.DRAW, self.step, self._num_draws)
+        draws = self._program.sample(self.state, self._purposes.draw, self.step, self._num_draws)
         draws = change(self.state, devices.to_host(draws))
         self._store.clear()
         self._keep(draws)
@@ -288,7 +290,7 @@ class Run:
         started = time.monotonic()
         last, collects = self._is_over(), self._collects_now()
         if collects:
-            for draws in self._sample(chains.DRAW):
+            for draws in self._sample(self._purposes.draw):
                 self._keep(draws)
         if last or self.step % self._eval_freq == 0:
             self._evaluate(info, collects)
@@ -319,7 +321,7 @@ class Run:
         """Metrics of the current state's draws, and of all draws collected so far."""
         collected = self._store.predictions(self.test_targets)
         train, test = [], []
-        for draws in self._sample(chains.EVALUATE):
+        for draws in self._sample(self._purposes.evaluate):
             train.append(self._predict(draws, self._train))
             if not just_collected:
                 test.append(self._predict(draws, self._test))

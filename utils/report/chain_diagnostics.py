@@ -1,6 +1,7 @@
 """What chains say about themselves at the end of a run: diagnostics.json, a picture, a verdict."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,10 @@ def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
     )
 
 
-def report_hmc(directory: pathlib.Path, result: RunResult, num_burn_in: int) -> None:
-    """Judges a run of HMC, after burn-in, and says what to change."""
+def report_hmc(
+    directory: pathlib.Path, result: RunResult, num_burn_in: int, notes: Sequence[str] = ()
+) -> None:
+    """Judges a run of HMC, after burn-in, and says what to change; `notes` are added."""
     history = {name: values[:, num_burn_in:] for name, values in result.history.items()}
     predictions, parameters = diagnose(result)
     log_joint = diagnostics.convergence(history["log_joint"][:, :, None])
@@ -67,7 +70,7 @@ def report_hmc(directory: pathlib.Path, result: RunResult, num_burn_in: int) -> 
         result,
         converged=verdict.converged,
         problems=list(verdict.problems),
-        notes=list(verdict.notes),
+        notes=[*verdict.notes, *notes],
         acceptance=acceptance.tolist(),
         energy_bfmi=bfmi.tolist(),
         divergent=int(history["divergent"].sum()),
@@ -87,7 +90,7 @@ def report_hmc(directory: pathlib.Path, result: RunResult, num_burn_in: int) -> 
     sizes = ", ".join(f"{size:.3g}" for size in history["step_size"][:, -1])
     print(f"Step sizes, frozen after burn-in: {sizes}; acceptance {acceptance.mean():.2f}.")
     print("Verdict: converged." if verdict.converged else "Verdict: NOT converged.")
-    for sentence in (*verdict.problems, *verdict.notes):
+    for sentence in (*verdict.problems, *verdict.notes, *notes):
         print(f"- {sentence}")
 
 
