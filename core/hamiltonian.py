@@ -129,21 +129,26 @@ def leapfrog(
         momentum = jax.tree.map(
             lambda v, g: v + kick.astype(v.dtype) * g, momentum, gradient(position)
         )
-        if progress is not None:
-            jax.lax.cond(
-                (index > 0) & (index % PROGRESS_INTERVAL == 0),
-                lambda: jax.debug.callback(lambda done: progress(int(done)), index),
-                lambda: None,
-            )
+        tell_progress(progress, index)
         return position, momentum
 
-    longest = _largest_over_chains(num_steps)
+    longest = largest_over_chains(num_steps)
     random, momentum = jax.lax.fori_loop(0, longest + 1, body, (random, momentum))
     return trees.merge(random, point_estimates), momentum
 
 
+def tell_progress(progress: Progress | None, done: jax.Array) -> None:
+    """Calls `progress`, if there is one, every PROGRESS_INTERVAL steps of a compiled loop."""
+    if progress is not None:
+        jax.lax.cond(
+            (done > 0) & (done % PROGRESS_INTERVAL == 0),
+            lambda: jax.debug.callback(lambda done: progress(int(done)), done),
+            lambda: None,
+        )
+
+
 @jax.custom_batching.custom_vmap
-def _largest_over_chains(value: jax.Array) -> jax.Array:
+def largest_over_chains(value: jax.Array) -> jax.Array:
     """The largest value among vmapped chains, itself not batched, so that their loop is one.
 
     With a batched bound `vmap` would select between old and new parameters at every leapfrog
@@ -153,6 +158,6 @@ def _largest_over_chains(value: jax.Array) -> jax.Array:
     return value
 
 
-@_largest_over_chains.def_vmap
+@largest_over_chains.def_vmap
 def _(axis_size: int, in_batched: list[bool], value: jax.Array) -> tuple[jax.Array, bool]:
-    return _largest_over_chains(jnp.max(value, axis=0) if in_batched[0] else value), False
+    return largest_over_chains(jnp.max(value, axis=0) if in_batched[0] else value), False
