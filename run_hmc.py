@@ -68,11 +68,13 @@ def run(settings: Settings) -> None:
             "an init_checkpoint with trained ones."
         )
     burn_in, thinning = settings.num_burn_in_iterations, settings.thinning
+    length = settings.trajectory_len
+    length = hmc.default_length(log_joint) if length is None else length
     ticker = Ticker()
     method = hmc.hmc(
         log_joint,
         step_size=settings.step_size,
-        trajectory_length=settings.trajectory_len,
+        trajectory_length=length,
         num_burn_in=burn_in,
         target_accept=settings.target_accept,
         adapt_mass_matrix=settings.adapt_mass_matrix,
@@ -95,7 +97,9 @@ def run(settings: Settings) -> None:
         keep_history=True,
         ticker=ticker,
         unit="iteration",
-        judge=lambda directory, result: chain_diagnostics.report_hmc(directory, result, burn_in),
+        judge=lambda directory, result: chain_diagnostics.report_chains(
+            directory, result, burn_in, length=length
+        ),
     )
 
 

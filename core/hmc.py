@@ -157,7 +157,7 @@ def hmc(
     if trajectory_jitter is None:
         trajectory_jitter = DEFAULT_JITTER if adapts_step_size else 0.0
     prior_std, unit = tempered_prior_std(log_joint)
-    length = math.pi / 2 * unit if trajectory_length is None else trajectory_length
+    length = default_length(log_joint) if trajectory_length is None else trajectory_length
     burn_in = BurnIn(num_burn_in, target_accept, length, prior_std, unit)
     ramp = max(burn_in.first_quarter, 1) if adapts_step_size else None
     trajectory = Trajectory(length, trajectory_jitter, max_num_leapfrog_steps, ramp)
@@ -283,6 +283,11 @@ def tempered_prior_std(log_joint: LogJoint) -> tuple[Params, float]:
         log_joint.random_shapes,
     )
     return prior_std, max(jax.tree.leaves(prior_std))
+
+
+def default_length(log_joint: LogJoint) -> float:
+    """pi/2 * sqrt(T) * the prior's largest standard deviation: see `trajectory_length` of `hmc`."""
+    return math.pi / 2 * tempered_prior_std(log_joint)[1]
 
 
 def overdispersed_params(rng_key: jax.Array, log_joint: LogJoint) -> Params:

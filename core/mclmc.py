@@ -15,7 +15,6 @@ where they started. Burn-in, whose draws have no target, tunes; afterwards all i
 """
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -32,6 +31,7 @@ from haiku_posteriors.core.hmc import (
     Trajectory,
     attempt_until_likely,
     check_settings,
+    default_length,
     overdispersed_params,
     tempered_prior_std,
 )
@@ -80,7 +80,7 @@ def mclmc(
     trajectory_length: float | None = None,
     num_burn_in: int = 100,
     adapt_mass_matrix: bool | None = None,
-    max_num_leapfrog_steps: int = 1000,
+    max_num_leapfrog_steps: int = 10_000,
     divergence_threshold: float = 1000.0,
     progress: Progress | None = None,
 ) -> Method:
@@ -99,8 +99,8 @@ def mclmc(
         adapted step size aims at.
       target_accept: adjusted: the mean acceptance probability that it aims at.
       step_size: in the units of HMC's; adapted in burn-in when None.
-      trajectory_length: of a transition, and L; see `default_length`. Adjusted transitions vary in
-        length by DEFAULT_JITTER, as HMC's.
+      trajectory_length: of a transition, and L; by default that of HMC. Adjusted transitions vary
+        in length by DEFAULT_JITTER, as HMC's.
       num_burn_in: transitions in which step size and masses are adapted.
       adapt_mass_matrix: whether to set a diagonal mass matrix; by default if the step size is
         adapted, too, in a burn-in of at least MIN_BURN_IN_FOR_MASS.
@@ -241,17 +241,3 @@ def mclmc(
 
     adapts = num_burn_in > 0 and (adapts_step_size or adapt_mass_matrix)
     return Method(init, step, sample, pool if adapts else None)
-
-
-def adjusted_mclmc(log_joint: LogJoint, **settings: float | None) -> Method:
-    """`mclmc` with a Metropolis test, and all other settings of it."""
-    return mclmc(log_joint, adjusted=True, **settings)  # type: ignore[arg-type]
-
-
-def default_length(log_joint: LogJoint) -> float:
-    """pi/2 * sqrt(T) * the prior's largest standard deviation, as of HMC's trajectories.
-
-    Inverse masses are variances in these units. A quarter of the period of every parameter, in
-    which Hamiltonian dynamics would carry it to an independent value.
-    """
-    return math.pi / 2 * tempered_prior_std(log_joint)[1]

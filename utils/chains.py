@@ -21,7 +21,7 @@ from haiku_posteriors.utils.data_utils import Dataset
 # Purposes of random keys; never renumber, or old runs cannot be repeated.
 INIT, STEP, DRAW, EVALUATE = range(4)
 # Of stages before and after the loop, in scripts that have them.
-PRETRAIN_INIT, PRETRAIN, EVIDENCE, MIX, PILOT, REFINE = range(4, 10)
+PRETRAIN_INIT, PRETRAIN, EVIDENCE, MIX, PILOT, REFINE, BIAS = range(4, 11)
 
 
 def chain_key(seed: int, purpose: int, epoch: jax.Array | int, chain: jax.Array) -> jax.Array:

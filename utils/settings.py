@@ -310,12 +310,12 @@ def resolve(method: str, settings: Settings) -> Settings:
     """Fills every flag that can be filled before the data are read.
 
     Args:
-      method: "hmc", "sgd", "sgmcmc", "implicit", or the method of run_vi.py.
+      method: "hmc", "mclmc", "sgd", "sgmcmc", "implicit", or the method of run_vi.py.
       settings: of the script's flags.
     """
     defaults = table(method, settings.dataset_name)
-    if method == "hmc":
-        settings = _resolve_hmc(settings)
+    if method in ("hmc", "mclmc"):
+        settings = _resolve_burn_in(settings)
     if method == "sgmcmc":
         settings = _resolve_sgmcmc_step_size(settings, defaults["preconditioner"][0])
     for name, (value, source) in defaults.items():
@@ -335,7 +335,7 @@ def complete(settings: Settings, chosen: Mapping[str, Any], num_rows: int) -> Se
     return settings.cap("batch_size", num_rows, "all training rows")
 
 
-def _resolve_hmc(settings: Settings) -> Settings:
+def _resolve_burn_in(settings: Settings) -> Settings:
     if settings.step_size is not None:
         # Nothing to adapt, and the study's default.
         return settings.fill({"num_burn_in_iterations": 0}, "none: step_size was given")
