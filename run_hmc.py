@@ -9,8 +9,7 @@ python run_hmc.py --init_checkpoint=runs/sgd/my_ensemble  one chain from each me
 from collections.abc import Sequence
 
 from haiku_posteriors.core import hmc
-from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, script_utils, tasks
+from haiku_posteriors.utils import cmd_args_utils, script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.logging_utils import Ticker
 from haiku_posteriors.utils.report import chain_diagnostics
@@ -65,18 +64,15 @@ def run(settings: Settings) -> None:
     """Runs the chains, judges them, and leaves the run in its folder."""
     task = tasks.load_task("hmc", settings)
     settings, log_joint = task.settings, task.log_joint
-    is_trained = settings.warm_start_epochs or settings.init_checkpoint is not None
-    if settings.stochastic_params and not is_trained:
-        raise UserError(
-            "HMC keeps the parameters that stochastic_params does not name where they start: give "
-            "an init_checkpoint with trained ones, or warm_start_epochs."
-        )
+    starts = warm_start.given_starts(task)
     burn_in, thinning = settings.num_burn_in_iterations, settings.thinning
+    length = settings.trajectory_len
+    length = hmc.default_length(log_joint) if length is None else length
     ticker = Ticker()
     method = hmc.hmc(
         log_joint,
         step_size=settings.step_size,
-        trajectory_length=settings.trajectory_len,
+        trajectory_length=length,
         num_burn_in=burn_in,
         target_accept=settings.target_accept,
         adapt_mass_matrix=settings.adapt_mass_matrix,
@@ -85,11 +81,8 @@ def run(settings: Settings) -> None:
         metropolis=not settings.no_mh,
         progress=ticker,
     )
-    starts = checkpoint_utils.load_starts(
-        settings.init_checkpoint, log_joint.shapes, settings.num_chains
-    )
     directory = tasks.open_folder(task)
-    starts = warm_start.train_starts(task, directory, settings, starts)
+    starts = warm_start.train_starts(task, directory, starts)
     tasks.execute(
         task,
         directory,
@@ -101,8 +94,12 @@ def run(settings: Settings) -> None:
         keep_history=True,
         ticker=ticker,
         unit="iteration",
-        judge=lambda directory, result: chain_diagnostics.report_hmc(
-            directory, result, burn_in, warm_start.notes(settings, starts)
+        judge=lambda directory, result: chain_diagnostics.report_chains(
+            directory,
+            result,
+            burn_in,
+            length=length,
+            remarks=warm_start.notes(settings, starts),
         ),
     )
 

@@ -166,16 +166,11 @@ def leapfrog(
             lambda w, v, m: w + drift.astype(w.dtype) * m * v, random, momentum, inverse_mass
         )
         gradient = take_gradient(random)
-        if progress is not None:
-            jax.lax.cond(
-                (index > 0) & (index % PROGRESS_INTERVAL == 0),
-                lambda: jax.debug.callback(lambda done: progress(int(done)), index),
-                lambda: None,
-            )
+        tell_progress(progress, index)
         return random, kick(momentum, time, gradient), gradient
 
-    longest = _largest_over_chains(num_steps)
-    num_unknown = _largest_over_chains((~position.is_gradient_known).astype(jnp.int32))
+    longest = largest_over_chains(num_steps)
+    num_unknown = largest_over_chains((~position.is_gradient_known).astype(jnp.int32))
     first_kick = jnp.where(num_unknown == 0, step_size / 2, 0.0)
     momentum = kick(momentum, first_kick, position.gradient)
     random, momentum, gradient = jax.lax.fori_loop(
@@ -185,8 +180,18 @@ def leapfrog(
     return Position(end, gradient, jnp.array(True)), momentum
 
 
+def tell_progress(progress: Progress | None, done: jax.Array) -> None:
+    """Calls `progress`, if there is one, every PROGRESS_INTERVAL steps of a compiled loop."""
+    if progress is not None:
+        jax.lax.cond(
+            (done > 0) & (done % PROGRESS_INTERVAL == 0),
+            lambda: jax.debug.callback(lambda done: progress(int(done)), done),
+            lambda: None,
+        )
+
+
 @jax.custom_batching.custom_vmap
-def _largest_over_chains(value: jax.Array) -> jax.Array:
+def largest_over_chains(value: jax.Array) -> jax.Array:
     """The largest value among vmapped chains, itself not batched, so that their loop is one.
 
     With a batched bound `vmap` would select between old and new parameters at every leapfrog
@@ -196,6 +201,6 @@ def _largest_over_chains(value: jax.Array) -> jax.Array:
     return value
 
 
-@_largest_over_chains.def_vmap
+@largest_over_chains.def_vmap
 def _(axis_size: int, in_batched: list[bool], value: jax.Array) -> tuple[jax.Array, bool]:
-    return _largest_over_chains(jnp.max(value, axis=0) if in_batched[0] else value), False
+    return largest_over_chains(jnp.max(value, axis=0) if in_batched[0] else value), False

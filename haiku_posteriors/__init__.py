@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.hmc import hmc
     from haiku_posteriors.core.implicit.implicit_vi import implicit_vi
     from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+    from haiku_posteriors.core.mclmc import mclmc
     from haiku_posteriors.core.method import Method
     from haiku_posteriors.core.priors import make_prior
     from haiku_posteriors.core.sgd import sgd
@@ -45,6 +46,7 @@ __all__ = [
     "make_log_joint",
     "make_prior",
     "mc_dropout",
+    "mclmc",
     "mean_field_vi",
     "sgd",
     "sgmcmc",
@@ -69,6 +71,7 @@ _HOMES = {
     "make_log_joint": "core.log_joint:make_log_joint",
     "make_prior": "core.priors:make_prior",
     "mc_dropout": "core.dropout:mc_dropout",
+    "mclmc": "core.mclmc:mclmc",
     "mean_field_vi": "core.vi:mean_field_vi",
     "sgd": "core.sgd:sgd",
     "sgmcmc": "core.sgmcmc:sgmcmc",

@@ -311,12 +311,12 @@ def resolve(method: str, settings: Settings) -> Settings:
     """Fills every flag that can be filled before the data are read.
 
     Args:
-      method: "hmc", "sgd", "sgmcmc", "smc", "implicit", or the method of run_vi.py.
+      method: "hmc", "mclmc", "sgd", "sgmcmc", "smc", "implicit", or the method of run_vi.py.
       settings: of the script's flags.
     """
     defaults = table(method, settings.dataset_name)
-    if method == "hmc":
-        settings = _resolve_hmc(settings)
+    if method in ("hmc", "mclmc"):
+        settings = _resolve_burn_in(settings)
     if method == "sgmcmc":
         settings = _resolve_sgmcmc_step_size(settings, defaults["preconditioner"][0])
     for name, (value, source) in defaults.items():
@@ -338,7 +338,7 @@ def complete(settings: Settings, chosen: Mapping[str, Any], num_rows: int) -> Se
     return settings.cap("batch_size", num_rows, "all training rows")
 
 
-def _resolve_hmc(settings: Settings) -> Settings:
+def _resolve_burn_in(settings: Settings) -> Settings:
     if settings.init_checkpoint is not None:
         settings = settings.fill({"warm_start_epochs": 0}, "none: init_checkpoint was given")
     if settings.step_size is not None:

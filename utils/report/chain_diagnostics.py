@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from haiku_posteriors.core.judging import diagnostics
+from haiku_posteriors.core.judging.bias import BiasReport
 from haiku_posteriors.core.judging.diagnostics import Convergence
 from haiku_posteriors.utils.files import write_json
 from haiku_posteriors.utils.plots import curves
@@ -44,41 +45,75 @@ def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
     )
 
 
-def report_hmc(
-    directory: pathlib.Path, result: RunResult, num_burn_in: int, notes: Sequence[str] = ()
+def report_chains(
+    directory: pathlib.Path,
+    result: RunResult,
+    num_burn_in: int,
+    *,
+    length: float,
+    adjusted: bool = True,
+    bias: BiasReport | None = None,
+    remarks: Sequence[str] = (),
 ) -> None:
-    """Judges a run of HMC, after burn-in, and says what to change; `notes` are added."""
+    """Judges a run of HMC or MCLMC, after burn-in, and says what to change.
+
+    Args:
+      directory: of the run.
+      result: of the run, with its history.
+      num_burn_in: transitions that do not count.
+      length: that its transitions should have.
+      adjusted: whether there is a Metropolis test.
+      bias: of transitions without one.
+      remarks: further notes.
+    """
     history = {name: values[:, num_burn_in:] for name, values in result.history.items()}
     predictions, parameters = diagnose(result)
     log_joint = diagnostics.convergence(history["log_joint"][:, :, None])
     num_gradients = int(np.sum(history["num_leapfrog_steps"]))
     acceptance = history["acceptance_probability"].mean(axis=1)
-    bfmi = diagnostics.energy_bfmi(history["energy"])
+    bfmi = diagnostics.energy_bfmi(history["energy"]) if "energy" in history else None
+    reach = history["num_leapfrog_steps"] * history["step_size"] / length
+    lost = diagnostics.lost_chains(history["accepted"], reach)
     verdict = diagnostics.verdict(
         predictions,
         num_chains=len(acceptance),
         num_divergent=int(history["divergent"].sum()),
-        acceptance=acceptance,
+        acceptance=acceptance if adjusted else None,
         energy_bfmi=bfmi,
         parameters=parameters,
         log_joint=log_joint,
+        lost=lost,
+        smaller_steps=(
+            "lower step_size, or raise target_accept" if adjusted else "lower energy_variance"
+        ),
     )
+    problems, notes = list(verdict.problems), [*verdict.notes, *remarks]
+    further: dict[str, Any] = {}
+    if bfmi is not None:
+        further["energy_bfmi"] = bfmi.tolist()
+    if not adjusted:
+        further["energy_variance"] = history["energy_variance"].mean(axis=1).tolist()
+    if bias is not None:
+        problems += bias.problems
+        notes += bias.notes
+        further["bias"] = _bias_summary(bias)
     _write(
         directory,
         predictions,
         parameters,
         result,
-        converged=verdict.converged,
-        problems=list(verdict.problems),
-        notes=[*verdict.notes, *notes],
+        converged=not problems,
+        problems=problems,
+        notes=notes,
         acceptance=acceptance.tolist(),
-        energy_bfmi=bfmi.tolist(),
         divergent=int(history["divergent"].sum()),
         divergent_in_burn_in=int(result.history["divergent"][:, :num_burn_in].sum()),
+        lost_chains=lost.tolist(),
         step_size=history["step_size"][:, -1].tolist(),
         num_leapfrog_steps=history["num_leapfrog_steps"].mean(axis=1).tolist(),
         log_joint=_summary(log_joint),
         num_gradients=num_gradients,
+        **further,
     )
     least = np.nanmin(predictions.bulk_ess, initial=np.inf)
     if np.isfinite(least):
@@ -88,10 +123,31 @@ def report_hmc(
             f"{least / result.seconds:.3g} per second of the run."
         )
     sizes = ", ".join(f"{size:.3g}" for size in history["step_size"][:, -1])
-    print(f"Step sizes, frozen after burn-in: {sizes}; acceptance {acceptance.mean():.2f}.")
-    print("Verdict: converged." if verdict.converged else "Verdict: NOT converged.")
-    for sentence in (*verdict.problems, *verdict.notes, *notes):
+    tuned_for = (
+        f"acceptance {acceptance.mean():.2f}"
+        if adjusted
+        else f"energy variance {history['energy_variance'].mean():.2g} per step and dimension"
+    )
+    print(f"Step sizes, frozen after burn-in: {sizes}; {tuned_for}.")
+    if bias is not None and bias.shifts:
+        shown = "; ".join(
+            f"{name} {found.value:+.3f} +- {found.error:.3f}" for name, found in bias.shifts.items()
+        )
+        print(f"Shifts under exact transitions, in posterior standard deviations: {shown}.")
+    print("Verdict: NOT converged." if problems else "Verdict: converged.")
+    for sentence in (*problems, *notes):
         print(f"- {sentence}")
+
+
+def _bias_summary(bias: BiasReport) -> dict[str, Any]:
+    return {
+        "shifts": {
+            name: {"value": found.value, "error": found.error}
+            for name, found in bias.shifts.items()
+        },
+        "acceptance": bias.acceptance,
+        "num_gradients": bias.num_gradients,
+    }
 
 
 def report_sampler(directory: pathlib.Path, result: RunResult) -> None:

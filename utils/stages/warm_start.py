@@ -15,8 +15,9 @@ import optax
 
 from haiku_posteriors.core import sgd
 from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains
+from haiku_posteriors.utils import chains, checkpoint_utils
 from haiku_posteriors.utils.settings import WARM_START_BATCH_SIZE, Settings
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import Run
@@ -25,20 +26,36 @@ STEP_OVER_PRIOR_STD = 0.01
 UPDATES_PER_WINDOW = 100  # after each of which the log-joint must have risen
 
 
-def train_starts(
-    task: Task, directory: pathlib.Path, settings: Settings, starts: Params | None
-) -> Params | None:
+def given_starts(task: Task) -> Params | None:
+    """The parameters of init_checkpoint, (num_chains, ...); None where there is none.
+
+    Chains keep the parameters that stochastic_params does not name where they start: refused if
+    nothing has trained them.
+    """
+    settings = task.settings
+    is_trained = settings.warm_start_epochs or settings.init_checkpoint is not None
+    if settings.stochastic_params and not is_trained:
+        raise UserError(
+            "Chains keep the parameters that stochastic_params does not name where they start: "
+            "give an init_checkpoint with trained ones, or warm_start_epochs."
+        )
+    return checkpoint_utils.load_starts(
+        settings.init_checkpoint, task.log_joint.shapes, settings.num_chains
+    )
+
+
+def train_starts(task: Task, directory: pathlib.Path, starts: Params | None) -> Params | None:
     """Parameters for each chain to start from, (num_chains, ...).
 
     Adam's step is STEP_OVER_PRIOR_STD of the prior's standard deviation: the scale on which weights
     differ. A member that no longer gains stops (`core.plateau`), and training when all have.
 
     Args:
-      task: what to work on.
+      task: what to work on; where its warm_start_epochs are 0, `starts` are returned.
       directory: of the run.
-      settings: with num_chains and warm_start_epochs; where that is 0, `starts` are returned.
       starts: where training starts; by default at initialisations of the network's own.
     """
+    settings = task.settings
     num_chains, num_epochs = settings.num_chains, settings.warm_start_epochs
     if num_epochs == 0:
         return starts
