@@ -26,7 +26,7 @@ FLAGS = (
         "pi/2 prior standard deviations",
     ),
     cmd_args_utils.WARM_START,
-    Flag("num_iterations", "integer", 1000, "Transitions, burn-in included.", lower_bound=1),
+    *cmd_args_utils.NUM_ITERATIONS,
     Flag(
         "num_burn_in_iterations",
         "integer",
@@ -68,6 +68,7 @@ def run(settings: Settings) -> None:
     burn_in, thinning = settings.num_burn_in_iterations, settings.thinning
     length = settings.trajectory_len
     length = hmc.default_length(log_joint) if length is None else length
+    rules = chain_diagnostics.ChainRules(burn_in, length)
     ticker = Ticker()
     method = hmc.hmc(
         log_joint,
@@ -92,14 +93,11 @@ def run(settings: Settings) -> None:
         initial_params=starts,
         collects=lambda done: done > burn_in and (done - burn_in) % thinning == 0,
         keep_history=True,
+        enough=rules.enough() if settings.until_converged else None,
         ticker=ticker,
         unit="iteration",
         judge=lambda directory, result: chain_diagnostics.report_chains(
-            directory,
-            result,
-            burn_in,
-            length=length,
-            remarks=warm_start.notes(settings, starts),
+            directory, result, rules, remarks=warm_start.notes(settings, starts)
         ),
     )
 

@@ -36,7 +36,7 @@ FLAGS = (
         "pi/2 prior standard deviations",
     ),
     cmd_args_utils.WARM_START,
-    Flag("num_iterations", "integer", 1000, "Transitions, burn-in included.", lower_bound=1),
+    *cmd_args_utils.NUM_ITERATIONS,
     Flag(
         "num_burn_in_iterations",
         "integer",
@@ -74,6 +74,7 @@ def run(settings: Settings) -> None:
         "trajectory_length": length,
         "max_num_leapfrog_steps": settings.max_num_leapfrog_steps,
     }
+    rules = chain_diagnostics.ChainRules(burn_in, length, settings.adjusted)
     ticker = Ticker()
     method = mclmc.mclmc(
         log_joint,
@@ -99,13 +100,7 @@ def run(settings: Settings) -> None:
                 **limits,
             )
         chain_diagnostics.report_chains(
-            directory,
-            result,
-            burn_in,
-            length=length,
-            adjusted=settings.adjusted,
-            bias=found,
-            remarks=warm_start.notes(settings, starts),
+            directory, result, rules, found, warm_start.notes(settings, starts)
         )
 
     directory = tasks.open_folder(task)
@@ -119,6 +114,7 @@ def run(settings: Settings) -> None:
         initial_params=starts,
         collects=lambda done: done > burn_in and (done - burn_in) % thinning == 0,
         keep_history=True,
+        enough=rules.enough() if settings.until_converged else None,
         ticker=ticker,
         unit="iteration",
         judge=judge,

@@ -176,34 +176,22 @@ def blackjax_nuts(posterior: Posterior, num_draws: int) -> Outcome:
 def blackjax_mclmc(posterior: Posterior, num_draws: int) -> Outcome:
     """Its own tuning of step size and decoherence length, then every 10th of 10 times the draws."""
     log_density, unravel, starts = flat_log_density(posterior)
-    integrator = blackjax.mcmc.integrators.isokinetic_mclachlan
-    gradients_per_step, thinning = 2, 10
-
-    def make_kernel(inverse_mass: jax.Array) -> Any:
-        return blackjax.mcmc.mclmc.build_kernel(
-            logdensity_fn=log_density, integrator=integrator, inverse_mass_matrix=inverse_mass
-        )
+    kernel = blackjax.mcmc.mclmc.build_kernel()
+    gradients_per_step, thinning = 2, 10  # of its integrator, McLachlan's
 
     def adapt(key: jax.Array, start: jax.Array) -> Any:
-        state = blackjax.mcmc.mclmc.init(
-            position=start, logdensity_fn=log_density, rng_key=jax.random.fold_in(key, 0)
-        )
+        state = blackjax.mcmc.mclmc.init(start, log_density, jax.random.fold_in(key, 0))
         state, parameters, _ = blackjax.mclmc_find_L_and_step_size(
-            mclmc_kernel=make_kernel,
-            num_steps=5000,
-            state=state,
-            rng_key=jax.random.fold_in(key, 1),
-            diagonal_preconditioning=True,
+            kernel, 5000, state, jax.random.fold_in(key, 1), log_density
         )
         return state, parameters.L, parameters.step_size, parameters.inverse_mass_matrix
 
     def sample(key: jax.Array, adapted: Any) -> tuple[jax.Array, jax.Array]:
         state, length, step_size, inverse_mass = adapted
-        kernel = make_kernel(inverse_mass)
 
         def step(state: Any, key: jax.Array) -> tuple[Any, Any]:
             def once(state: Any, key: jax.Array) -> tuple[Any, None]:
-                return kernel(rng_key=key, state=state, L=length, step_size=step_size)[0], None
+                return kernel(key, state, log_density, inverse_mass, length, step_size)[0], None
 
             state, _ = jax.lax.scan(once, state, jax.random.split(key, thinning))
             return state, state.position

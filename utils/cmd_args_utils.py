@@ -143,6 +143,23 @@ WARM_START = Flag(
     "some 2,000 updates; none with an init_checkpoint or a step_size",
     lower_bound=0,
 )
+NUM_ITERATIONS = (
+    Flag(
+        "num_iterations",
+        "integer",
+        None,
+        "Transitions, burn-in included; at most, with until_converged.",
+        "8,000, or fewer if draws would take more than 4 GB; 1,000 with a given step_size",
+        lower_bound=1,
+    ),
+    Flag(
+        "until_converged",
+        "bool",
+        None,
+        "End as soon as the verdict is converged.",
+        "unless num_iterations or step_size is given",
+    ),
+)
 PROBLEM: Groups = {"Data": DATA, "Model": MODEL, "Run": RUN}
 HELP = Flag("help", "bool", False, "Print the flags and exit.")
 VERSION = Flag("version", "bool", False, "Print the version and exit.")

@@ -49,7 +49,8 @@ def load_task(method: str, settings: Settings) -> Task:
     chosen, dataset, log_joint = problem.load_problem(
         Problem.from_mapping(settings.values), known_noise
     )
-    settings = settings_table.complete(settings, vars(chosen), len(dataset.x_train))
+    num_parameters = trees.size(log_joint.shapes)
+    settings = settings_table.complete(settings, vars(chosen), len(dataset.x_train), num_parameters)
     return Task(method, settings, dataset, log_joint)
 
 

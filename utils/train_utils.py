@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,6 +41,19 @@ TABLE_COLUMNS = {
 
 class DivergedError(ArithmeticError):
     """The run met a number that is not finite; the last good state is kept."""
+
+
+class Enough(NamedTuple):
+    """When a sampler has drawn enough.
+
+    Attributes:
+      is_asked: steps done -> whether to ask after that step.
+      is_enough: (predictions of all draws so far, history so far (chains, steps)) -> the answer,
+        which depends on what is on disk alone: a resumed run ends where an uninterrupted one does.
+    """
+
+    is_asked: Callable[[int], bool]
+    is_enough: Callable[[Predictions, dict[str, np.ndarray]], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +106,7 @@ class Run:
         num_draws: int = 1,
         keep_history: bool = False,
         is_finished: Callable[[State], jax.Array] | None = None,
+        enough: Enough | None = None,
         show: Sequence[str] = (),
         initial_params: Params | None = None,
         purposes: chains.Purposes = chains.MAIN,
@@ -109,7 +123,8 @@ class Run:
           log_joint: the posterior to approximate.
           dataset: training and test rows.
           method: the method, for one chain.
-          num_steps: how many steps of the method to make, at most if there is `is_finished`.
+          num_steps: how many steps of the method to make; at most, if there is `is_finished` or
+            `enough`.
           num_chains: chains, or members of an ensemble, in one program.
           seed: from which every random number derives.
           eval_freq: steps between evaluations.
@@ -122,6 +137,7 @@ class Run:
           is_finished: states of all chains -> a boolean scalar; the run ends with the first step
             after which it is true. It is a function of the state alone and compiled with the steps,
             so that the end depends neither on how many of them a call makes nor on interruptions.
+          enough: when to end by what was drawn; it needs `keep_history`.
           show: further names of `info` for the progress bar and the table.
           initial_params: where to start, (num_chains, ...); the method decides by default.
           purposes: of the keys, where a run has more than one loop.
@@ -134,7 +150,8 @@ class Run:
         """
         self.log_joint, self.dataset, self.num_steps = log_joint, dataset, num_steps
         self._eval_freq, self._save_freq, self._num_draws = eval_freq, save_freq, num_draws
-        self._show, self._purposes = list(show), purposes
+        self._show, self._purposes, self._enough = list(show), purposes, enough
+        self._last_answer = (-1, False)  # of `enough`, and the step it is for
         self._collects = collects or (lambda step: step == num_steps)
         num_collections = sum(map(self._collects, range(1, num_steps + 1)))
         if not num_collections:
@@ -229,9 +246,23 @@ class Run:
             self._events(info)
             interruption.check()
 
-    def _is_over(self) -> bool:
+    def _makes_no_step(self) -> bool:
         is_finished = self._is_finished is not None and bool(self._is_finished(self.state))
         return is_finished or self.step >= self.num_steps
+
+    def _is_over(self) -> bool:
+        return self._makes_no_step() or self._has_enough()
+
+    def _has_enough(self) -> bool:
+        """To be asked once the draws of the current step are in the store."""
+        if self._enough is None or not self._enough.is_asked(self.step):
+            return False
+        if self._last_answer[0] != self.step:
+            predictions = self._store.predictions(self.test_targets)
+            assert self._history is not None and predictions is not None
+            answer = self._enough.is_enough(predictions, _stack(self._history.rows))
+            self._last_answer = (self.step, answer)
+        return self._last_answer[1]
 
     def _compile(self) -> jax.stages.Compiled:
         """The program of the steps for these shapes and no others: it cannot compile again."""
@@ -280,7 +311,7 @@ class Run:
         return last or step % self._eval_freq == 0 or step % self._save_freq == 0
 
     def _collects_now(self) -> bool:
-        return self._collects(self.step) or (self._is_over() and self._store.is_empty())
+        return self._collects(self.step) or (self._makes_no_step() and self._store.is_empty())
 
     def _events(self, info: Mapping[str, Any]) -> None:
         shown = {name: float(np.mean(info[name])) for name in ("log_joint", *self._show)}
@@ -288,10 +319,11 @@ class Run:
         if self._history:
             self._history.append(self.step, {k: v.tolist() for k, v in info.items()})
         started = time.monotonic()
-        last, collects = self._is_over(), self._collects_now()
+        collects = self._collects_now()
         if collects:
             for draws in self._sample(self._purposes.draw):
                 self._keep(draws)
+        last = self._is_over()
         if last or self.step % self._eval_freq == 0:
             self._evaluate(info, collects)
         overdue = started - self._last_save > SAVE_SECONDS

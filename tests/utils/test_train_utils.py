@@ -16,7 +16,7 @@ from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import checkpoint_utils, data_utils, draws, models
 from haiku_posteriors.utils.files import read_rows
 from haiku_posteriors.utils.logging_utils import RunLog
-from haiku_posteriors.utils.train_utils import DivergedError, Run
+from haiku_posteriors.utils.train_utils import DivergedError, Enough, Run
 
 EPOCHS = 8
 
@@ -312,3 +312,26 @@ def test_predictions_are_in_original_units():
     np.testing.assert_allclose(std, 0.1 * dataset.target_scale[0], rtol=1e-5)
     expected = -0.5 * ((y[:, 0] - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(result.test_predictions.log_likelihoods[0, 0], expected, atol=1e-3)
+
+
+def test_a_run_ends_when_it_has_enough_also_when_it_is_resumed(problem, tmp_path):
+    """Asked at steps 4 and 6 alone, with the draws and the history up to there."""
+    asked = []
+
+    def is_enough(predictions, history):
+        asked.append((predictions.outputs.shape[1], history["count"].shape))
+        return bool(np.all(history["count"][:, -1] >= 6))
+
+    settings = {
+        "collects": lambda step: step >= 3,
+        "keep_history": True,
+        "enough": Enough(lambda step: step in (4, 6), is_enough),
+    }
+    run = run_until(problem, 50, tmp_path, **settings)
+    whole = run.finish()
+    assert run.step == 6 and whole.history["count"].shape == (2, 6)
+    assert asked == [(2, (2, 4)), (4, (2, 6))]
+    # Started again, it asks again about what is on disk, and is still at its end.
+    again = run_until(problem, 50, tmp_path, **settings)
+    assert_equal_runs(again.finish(), whole)
+    assert again.step == 6 and asked[2:] == [(4, (2, 6))]

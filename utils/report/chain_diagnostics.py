@@ -1,27 +1,30 @@
 """What chains say about themselves at the end of a run: diagnostics.json, a picture, a verdict."""
 
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.judging.bias import BiasReport
-from haiku_posteriors.core.judging.diagnostics import Convergence
+from haiku_posteriors.core.judging.diagnostics import Convergence, Verdict
+from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.utils.files import write_json
 from haiku_posteriors.utils.plots import curves
-from haiku_posteriors.utils.train_utils import RunResult
+from haiku_posteriors.utils.train_utils import Enough, RunResult
 
 # Diagnosing every prediction or weight of a large problem would take longer than it tells.
 PREDICTIONS_DIAGNOSED = 500
 PARAMETERS_DIAGNOSED = 1000
+# Draws of each chain after which a run that ends by itself is judged: a look costs a second.
+FIRST_LOOK, LOOK_EVERY = 400, 200
+LAST_LOOK_IF_SPOILT = 800  # by divergences or lost chains, which more draws do not undo
 
 
-def chosen_predictions(result: RunResult) -> np.ndarray:
-    """A fixed subset of the predictions at test points, (chains, draws, predictions)."""
-    chains, draws = result.test_predictions.outputs.shape[:2]
-    predictions = result.test_predictions.outputs.reshape(chains, draws, -1)
+def chosen_predictions(outputs: np.ndarray) -> np.ndarray:
+    """A fixed subset of predictions, (chains, draws, rows, p) -> (chains, draws, predictions)."""
+    predictions = outputs.reshape(*outputs.shape[:2], -1)
     # A known noise is the same in every draw, and not for chains to agree on.
     varying = np.flatnonzero(np.ptp(predictions, axis=(0, 1)) > 0)
     varying = varying if len(varying) else np.arange(predictions.shape[2])
@@ -31,7 +34,7 @@ def chosen_predictions(result: RunResult) -> np.ndarray:
 
 def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
     """Convergence of predictions at test points and of parameters, both of fixed subsets."""
-    predictions = chosen_predictions(result)
+    predictions = chosen_predictions(result.test_predictions.outputs)
     parameters = np.concatenate(
         [
             diagnostics.subsample_parameters(part, PARAMETERS_DIAGNOSED, num_batch_axes=2)
@@ -45,13 +48,74 @@ def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
     )
 
 
+class ChainRules(NamedTuple):
+    """How chains are judged, at the end of a run and on the way.
+
+    Attributes:
+      num_burn_in: transitions that do not count.
+      length: that transitions should have.
+      adjusted: whether there is a Metropolis test.
+    """
+
+    num_burn_in: int
+    length: float
+    adjusted: bool = True
+
+    def after_burn_in(self, history: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The part of the history, (chains, transitions), that counts."""
+        return {name: values[:, self.num_burn_in :] for name, values in history.items()}
+
+    def lost(self, history: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Chains that no longer move, given what counts of the history."""
+        reach = history["num_leapfrog_steps"] * history["step_size"] / self.length
+        return diagnostics.lost_chains(history["accepted"], reach)
+
+    def verdict(
+        self,
+        predictions: Convergence,
+        history: Mapping[str, np.ndarray],
+        parameters: Convergence | None = None,
+    ) -> Verdict:
+        """The verdict on predictions of test rows and what counts of the history."""
+        acceptance = history["acceptance_probability"].mean(axis=1)
+        return diagnostics.verdict(
+            predictions,
+            num_chains=len(acceptance),
+            num_divergent=int(history["divergent"].sum()),
+            acceptance=acceptance if self.adjusted else None,
+            energy_bfmi=diagnostics.energy_bfmi(history["energy"]) if "energy" in history else None,
+            parameters=parameters,
+            log_joint=diagnostics.convergence(history["log_joint"][:, :, None]),
+            lost=self.lost(history),
+            smaller_steps=(
+                "lower step_size, or raise target_accept"
+                if self.adjusted
+                else "lower energy_variance"
+            ),
+        )
+
+    def enough(self) -> Enough:
+        """Ends a run when the verdict is converged, or cannot become so by more draws."""
+
+        def is_asked(num_done: int) -> bool:
+            after = num_done - self.num_burn_in
+            return after >= FIRST_LOOK and after % LOOK_EVERY == 0
+
+        def is_enough(predictions: Predictions, history: dict[str, np.ndarray]) -> bool:
+            counted = self.after_burn_in(history)
+            spoilt = counted["divergent"].any() or len(self.lost(counted))
+            if spoilt:
+                return counted["divergent"].shape[1] >= LAST_LOOK_IF_SPOILT
+            convergence = diagnostics.convergence(chosen_predictions(predictions.outputs))
+            return self.verdict(convergence, counted).converged
+
+        return Enough(is_asked, is_enough)
+
+
 def report_chains(
     directory: pathlib.Path,
     result: RunResult,
-    num_burn_in: int,
-    *,
-    length: float,
-    adjusted: bool = True,
+    rules: ChainRules,
     bias: BiasReport | None = None,
     remarks: Sequence[str] = (),
 ) -> None:
@@ -60,38 +124,20 @@ def report_chains(
     Args:
       directory: of the run.
       result: of the run, with its history.
-      num_burn_in: transitions that do not count.
-      length: that its transitions should have.
-      adjusted: whether there is a Metropolis test.
-      bias: of transitions without one.
+      rules: of the verdict.
+      bias: of transitions without a Metropolis test.
       remarks: further notes.
     """
-    history = {name: values[:, num_burn_in:] for name, values in result.history.items()}
+    history = rules.after_burn_in(result.history)
     predictions, parameters = diagnose(result)
-    log_joint = diagnostics.convergence(history["log_joint"][:, :, None])
     num_gradients = int(np.sum(history["num_leapfrog_steps"]))
     acceptance = history["acceptance_probability"].mean(axis=1)
-    bfmi = diagnostics.energy_bfmi(history["energy"]) if "energy" in history else None
-    reach = history["num_leapfrog_steps"] * history["step_size"] / length
-    lost = diagnostics.lost_chains(history["accepted"], reach)
-    verdict = diagnostics.verdict(
-        predictions,
-        num_chains=len(acceptance),
-        num_divergent=int(history["divergent"].sum()),
-        acceptance=acceptance if adjusted else None,
-        energy_bfmi=bfmi,
-        parameters=parameters,
-        log_joint=log_joint,
-        lost=lost,
-        smaller_steps=(
-            "lower step_size, or raise target_accept" if adjusted else "lower energy_variance"
-        ),
-    )
+    verdict = rules.verdict(predictions, history, parameters)
     problems, notes = list(verdict.problems), [*verdict.notes, *remarks]
     further: dict[str, Any] = {}
-    if bfmi is not None:
-        further["energy_bfmi"] = bfmi.tolist()
-    if not adjusted:
+    if "energy" in history:
+        further["energy_bfmi"] = diagnostics.energy_bfmi(history["energy"]).tolist()
+    if not rules.adjusted:
         further["energy_variance"] = history["energy_variance"].mean(axis=1).tolist()
     if bias is not None:
         problems += bias.problems
@@ -107,11 +153,11 @@ def report_chains(
         notes=notes,
         acceptance=acceptance.tolist(),
         divergent=int(history["divergent"].sum()),
-        divergent_in_burn_in=int(result.history["divergent"][:, :num_burn_in].sum()),
-        lost_chains=lost.tolist(),
+        divergent_in_burn_in=int(result.history["divergent"][:, : rules.num_burn_in].sum()),
+        lost_chains=rules.lost(history).tolist(),
         step_size=history["step_size"][:, -1].tolist(),
         num_leapfrog_steps=history["num_leapfrog_steps"].mean(axis=1).tolist(),
-        log_joint=_summary(log_joint),
+        log_joint=_summary(diagnostics.convergence(history["log_joint"][:, :, None])),
         num_gradients=num_gradients,
         **further,
     )
@@ -125,7 +171,7 @@ def report_chains(
     sizes = ", ".join(f"{size:.3g}" for size in history["step_size"][:, -1])
     tuned_for = (
         f"acceptance {acceptance.mean():.2f}"
-        if adjusted
+        if rules.adjusted
         else f"energy variance {history['energy_variance'].mean():.2g} per step and dimension"
     )
     print(f"Step sizes, frozen after burn-in: {sizes}; {tuned_for}.")

@@ -22,7 +22,7 @@ def report_smc(directory: pathlib.Path, result: RunResult) -> None:
     log_evidences = history["log_evidence"][:, -1]
     combined = populations.combine_log_evidences(log_evidences)
     # A population's particles are as many chains of one draw, all from its common start.
-    rhat = populations.nested_rhat(chosen_predictions(result)[:, :, None])
+    rhat = populations.nested_rhat(chosen_predictions(result.test_predictions.outputs)[:, :, None])
     parameters = np.concatenate(
         [
             diagnostics.subsample_parameters(part, PARAMETERS_DIAGNOSED, num_batch_axes=2)
