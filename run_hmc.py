@@ -6,9 +6,10 @@ python run_hmc.py --warm_start_epochs=0                  chains start from the p
 python run_hmc.py --init_checkpoint=runs/sgd/my_ensemble  one chain from each member
 """
 
+import functools
 from collections.abc import Sequence
 
-from haiku_posteriors.core import hmc
+from haiku_posteriors.core import collapse, hmc
 from haiku_posteriors.utils import cmd_args_utils, script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.logging_utils import Ticker
@@ -53,6 +54,12 @@ FLAGS = (
         "Trajectory lengths vary by up to this fraction.",
         "0.5; 0 with a given step_size",
     ),
+    Flag(
+        "collapse_output",
+        "bool",
+        False,
+        "Integrate out the output layer and redraw it at each draw; for one Gaussian noise.",
+    ),
     Flag("thinning", "integer", 1, "Keep every k-th draw.", lower_bound=1),
     Flag("eval_freq", "integer", 50, "Iterations between evaluations.", lower_bound=1),
     Flag("save_freq", "integer", 50, "Iterations between checkpoints.", lower_bound=1),
@@ -70,8 +77,10 @@ def run(settings: Settings) -> None:
     length = hmc.default_length(log_joint) if length is None else length
     rules = chain_diagnostics.ChainRules(burn_in, length)
     ticker = Ticker()
-    method = hmc.hmc(
-        log_joint,
+    build = functools.partial(hmc.hmc, log_joint)
+    if settings.collapse_output:
+        build = functools.partial(collapse.collapsed_hmc, log_joint, task.dataset.x_train)
+    method = build(
         step_size=settings.step_size,
         trajectory_length=length,
         num_burn_in=burn_in,

@@ -31,6 +31,8 @@ class Likelihood(NamedTuple):
       log_prior: own parameters -> scalar.
       sample_prior: rng_key -> a draw of the own parameters from that prior.
       num_outputs: how many outputs the network must have.
+      noise_std: own parameters -> the standard deviation of a Gaussian noise that is the same
+        everywhere; None for other observation models.
     """
 
     log_likelihood: Callable[[jax.Array, jax.Array, Params], jax.Array]
@@ -39,6 +41,7 @@ class Likelihood(NamedTuple):
     log_prior: Callable[[Params], jax.Array]
     sample_prior: Callable[[jax.Array], Params]
     num_outputs: int
+    noise_std: Callable[[Params], jax.Array] | None = None
 
 
 def _no_parameters() -> Params:
@@ -130,7 +133,7 @@ def gaussian(noise_std: float = 1.0, num_targets: int = 1, learn_noise: bool = F
             init(),
         )
 
-    return Likelihood(log_likelihood, predict, init, log_prior, sample_prior, num_targets)
+    return Likelihood(log_likelihood, predict, init, log_prior, sample_prior, num_targets, std)
 
 
 def heteroscedastic_gaussian(num_targets: int = 1, noise_floor: float = 1e-3) -> Likelihood:

@@ -282,6 +282,7 @@ MISTAKES = {
         "--step_size=1e-3 --trajectory_jitter=2": "trajectory_jitter must lie in [0, 1)",
         "--num_iterations=10 --num_burn_in_iterations=10": "No draws would be collected",
         "--stochastic_params=output --warm_start_epochs=0": "give an init_checkpoint",
+        "--collapse_output --dataset_name=digits": "Gaussian likelihood of one noise",
     },
     run_sgmcmc: {
         "--num_burnin_epochs=300000": "There would be no draws: the first comes num_burnin_epochs "

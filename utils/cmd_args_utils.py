@@ -140,7 +140,7 @@ WARM_START = Flag(
     None,
     "Epochs of Adam, at most, that train one network for each chain to start from; 0: chains start "
     "from the prior.",
-    "some 2,000 updates; none with an init_checkpoint or a step_size",
+    "some 5,000 updates; none with an init_checkpoint or a step_size",
     lower_bound=0,
 )
 NUM_ITERATIONS = (

@@ -22,7 +22,7 @@ KNOWN_NOISE_STD = {"toy_regression": 0.3}
 # SGMCMC step sizes by preconditioner, where the table has none. The two have different units.
 SGMCMC_STEP_SIZES = {"None": 1e-6, "RMSprop": 1e-4}
 MAX_ITERATIONS, MAX_DRAW_BYTES = 8000, 4 * 10**9  # of chains that end by themselves
-WARM_START_UPDATES, WARM_START_BATCH_SIZE = 2000, 1000  # of Adam, in front of chains
+WARM_START_UPDATES, WARM_START_BATCH_SIZE = 5000, 1000  # of Adam, in front of chains
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ import numpy as np
 import optax
 
 from haiku_posteriors.core import sgd
-from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import chains, checkpoint_utils
@@ -23,7 +22,7 @@ from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import Run
 
 STEP_OVER_PRIOR_STD = 0.01
-UPDATES_PER_WINDOW = 100  # after each of which the log-joint must have risen
+WINDOWS = 10  # into which training is divided; in each the log-joint must rise, or it ends
 
 
 def given_starts(task: Task) -> Params | None:
@@ -61,7 +60,7 @@ def train_starts(task: Task, directory: pathlib.Path, starts: Params | None) -> 
         return starts
     log_joint, num_rows = task.log_joint, len(task.dataset.x_train)
     batch_size = min(WARM_START_BATCH_SIZE, num_rows)
-    window = max(1, UPDATES_PER_WINDOW // num_minibatches(num_rows, batch_size))
+    window = max(1, num_epochs // WINDOWS)
     scale = min(jax.tree.leaves(log_joint.prior_scales))
     run = Run(
         log_joint,

@@ -20,7 +20,7 @@ def load(*further):
 
 def test_members_are_trained_once_and_each_by_itself(tmp_path, capsys):
     task, settings = load()
-    assert settings.warm_start_epochs == 2000
+    assert settings.warm_start_epochs == 5000
     starts = warm_start.train_starts(task, tmp_path, None)
     weights = np.asarray(starts["output"]["w"])
     assert weights.shape == (3, 13, 3)
