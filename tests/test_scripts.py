@@ -16,6 +16,7 @@ from program import assert_same_outcome, outcome, read_rows, run_here
 
 import run_hmc
 import run_implicit
+import run_mclmc
 import run_sgd
 import run_sgmcmc
 import run_smc
@@ -34,6 +35,10 @@ RUNS = {
     run_hmc: (
         "--num_iterations=24 --num_burn_in_iterations=12 --eval_freq=8 --save_freq=4 "
         "--num_chains=2 --trajectory_len=0.05 --warm_start_epochs=300"
+    ),
+    run_mclmc: (
+        "--num_iterations=24 --num_burn_in_iterations=12 --eval_freq=8 --save_freq=4 "
+        "--num_chains=2 --trajectory_len=0.05 --bias_iterations=6 --learn_noise"
     ),
     run_sgmcmc: (
         "--num_epochs=8000 --num_burnin_epochs=1000 --ensemble_freq=500 --eval_freq=4000 "
@@ -135,6 +140,27 @@ def test_run_smc_leaves_draws_evidence_and_a_verdict(tmp_path, capsys):
     assert summary["epochs"] == len(history) and summary["num_draws"] == 32
     assert draws["hidden_0/w"].shape == (2, 16, 1, 7)
     assert {"fraction", "log_evidence"} <= read_rows(directory / "metrics.jsonl")[-1].keys()
+
+
+def test_run_mclmc_leaves_draws_history_and_an_estimate_of_its_bias(whole):
+    directory, out = whole(run_mclmc)
+    judged = json.loads((directory / "diagnostics.json").read_text())
+    assert judged["converged"] is False and judged["lost_chains"] == []
+    shifts = judged["bias"]["shifts"]
+    assert {"predictions, mean", "log-joint, mean", "noise, spread"} <= shifts.keys()
+    assert judged["bias"]["num_gradients"] > 32 * 6 and len(judged["energy_variance"]) == 2
+    assert "Shifts under exact transitions" in out and "energy variance" in out
+    history = read_rows(directory / "history.jsonl")
+    assert len({tuple(row["step_size"]) for row in history[12:]}) == 1
+    draws = checkpoint_utils.load_draws(directory / "draws")
+    assert draws["hidden_0/w"].shape == (2, 12, 1, 7)
+
+
+def test_adjusted_mclmc_has_no_bias_to_estimate(tmp_path, capsys):
+    flags = "--adjusted --num_iterations=8 --num_chains=1 --trajectory_len=0.05"
+    run_here(run_mclmc, flags, tmp_path / "run")
+    judged = json.loads((tmp_path / "run" / "diagnostics.json").read_text())
+    assert "bias" not in judged and "acceptance" in capsys.readouterr().out
 
 
 def test_run_vi_says_what_it_covers_and_learned(tmp_path, capsys):
@@ -283,6 +309,13 @@ MISTAKES = {
         "--num_iterations=10 --num_burn_in_iterations=10": "No draws would be collected",
         "--stochastic_params=output --warm_start_epochs=0": "give an init_checkpoint",
         "--collapse_output --dataset_name=digits": "Gaussian likelihood of one noise",
+    },
+    run_mclmc: {
+        "--energy_variance=0": "energy_variance must be positive",
+        "--step_size=1e-6": "more than max_num_leapfrog_steps = 10000",
+        "--num_burn_in_iterations=0": "Without burn-in the step size cannot be adapted",
+        "--stochastic_params=output": "give an init_checkpoint",
+        "--init_checkpoint=nowhere": "There is no file nowhere",
     },
     run_sgmcmc: {
         "--num_burnin_epochs=300000": "There would be no draws: the first comes num_burnin_epochs "

@@ -154,7 +154,7 @@ def problems(summary: dict[str, Estimate], remedy: str) -> list[str]:
     if not beyond:
         return []
     listed = "; ".join(
-        f"{name} {found.value:+.2f} +- {found.error:.2f}" for name, found in beyond.items()
+        f"{name} {found.value:.2f} +- {found.error:.2f}" for name, found in beyond.items()
     )
     return [
         f"The draws are biased: exact transitions shift them, in posterior standard deviations, by "

@@ -177,7 +177,7 @@ def report_chains(
     print(f"Step sizes, frozen after burn-in: {sizes}; {tuned_for}.")
     if bias is not None and bias.shifts:
         shown = "; ".join(
-            f"{name} {found.value:+.3f} +- {found.error:.3f}" for name, found in bias.shifts.items()
+            f"{name} {found.value:.3f} +- {found.error:.3f}" for name, found in bias.shifts.items()
         )
         print(f"Shifts under exact transitions, in posterior standard deviations: {shown}.")
     print("Verdict: NOT converged." if problems else "Verdict: converged.")
