@@ -54,8 +54,8 @@ def write_toy_run(path, *, seed=0, chains=2, draws=6, draws_per_file=4, **change
     """Random weights on the toy regression, with predictions that scatter about its targets."""
     problem = dataclasses.replace(TOY, **changes)
     dataset = load_data(problem)
-    problem = complete(problem, dataset)
-    log_joint = build_log_joint(problem, dataset)
+    problem = complete(problem, dataset.form)
+    log_joint = build_log_joint(problem, dataset.form)
     shapes = trees.named_leaves(log_joint.shapes)
     rng = np.random.default_rng(seed)
     dtype = dataset.x_train.dtype
@@ -95,5 +95,5 @@ def write_digits_ensemble(path, members=3):
             draws[f"{layer}/{name}"] = np.stack(values)[:, None].astype(np.float32)
     outputs = np.stack([network.predict_proba(dataset.x_test) for network in networks])
     observed = np.log(outputs[:, np.arange(len(dataset.y_test)), dataset.y_test])
-    problem = complete(DIGITS, dataset)
+    problem = complete(DIGITS, dataset.form)
     return write_run(path, problem, dataset, draws, outputs, observed, draws_per_file=1)
