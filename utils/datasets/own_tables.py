@@ -132,11 +132,11 @@ def _random_split(
     source: str, num_rows: int, options: TableOptions
 ) -> tuple[np.ndarray, np.ndarray]:
     fraction = float(options.split or DEFAULT_SPLIT)
-    num_test = round(fraction * num_rows)
-    if not (0 < fraction < 1 and 0 < num_test < num_rows):
+    num_test = round(fraction * num_rows) if 0 < fraction < 1 else 0
+    if not 0 < num_test < num_rows:
         raise UserError(
-            f"{source} has {num_rows} rows: --split={fraction:g} would leave {num_test} to test on "
-            "and the others to train on, and both parts need some."
+            f"{source} has {num_rows} rows: --split={fraction:g} must be a part of them, between 0 "
+            "and 1, that leaves rows to train and to test on."
         )
     order = np.random.default_rng(options.split_seed or 0).permutation(num_rows)
     return order[num_test:], order[:num_test]

@@ -1,6 +1,5 @@
 """What a run says of itself in numbers: summary.json and the last table."""
 
-import importlib.metadata
 import pathlib
 import resource
 import sys
@@ -11,10 +10,8 @@ import jax
 from tabulate import tabulate
 
 from haiku_posteriors.utils import files
+from haiku_posteriors.utils.report import problem_files
 from haiku_posteriors.utils.train_utils import RunResult
-from haiku_posteriors.version import __version__
-
-PACKAGES = ("jax", "jaxlib", "dm-haiku", "optax", "numpy")
 
 
 def write(directory: pathlib.Path, result: RunResult, facts: Mapping[str, Any]) -> None:
@@ -30,8 +27,7 @@ def write(directory: pathlib.Path, result: RunResult, facts: Mapping[str, Any]) 
         "seconds": result.seconds,
         "peak_memory_bytes": _peak_memory(),
         "device": {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
-        "versions": {package: importlib.metadata.version(package) for package in PACKAGES}
-        | {"haiku-posteriors": __version__, "python": sys.version.split()[0]},
+        "versions": problem_files.versions(),
     }
     files.write_json(directory / "summary.json", content)
 
