@@ -9,8 +9,10 @@ from sklearn.neural_network import MLPClassifier
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.judging import metrics
-from haiku_posteriors.utils import checkpoint_utils, data_utils, files
+from haiku_posteriors.utils import checkpoint_utils, data_utils, files, models
 from haiku_posteriors.utils.problem import Problem, build_log_joint, complete, load_data
+from haiku_posteriors.utils.report import problem_files
+from haiku_posteriors.utils.report.problem_files import StoredProblem
 
 TOY = Problem(weight_decay=1 / 1.5**2, noise_std=0.3)
 DIGITS = Problem(dataset_name="digits", model_name="mlp_20_20")
@@ -76,6 +78,23 @@ def write_toy_run(path, *, seed=0, chains=2, draws=6, draws_per_file=4, **change
         log_likelihoods.astype(dtype),
         draws_per_file=draws_per_file,
     )
+
+
+def write_loadable_run(path, problem, chains=2, draws=3, seed=0):
+    """What `load_run` reads, with random weights."""
+    dataset = load_data(problem)
+    problem = complete(problem, dataset.form)
+    shapes = trees.named_leaves(build_log_joint(problem, dataset.form).shapes)
+    rng = np.random.default_rng(seed)
+    weights = {
+        name: rng.normal(0, 0.5, (chains, draws, *leaf.shape)).astype(leaf.dtype)
+        for name, leaf in shapes.items()
+    }
+    checkpoint_utils.save_draws(path / "draws", draws, weights)
+    source = models.source_of(problem.model_name)
+    stored = StoredProblem(problem, dataset.form, chains, 1, len(dataset.x_test), source)
+    problem_files.write(path, stored)
+    return path
 
 
 def write_digits_ensemble(path, members=3):

@@ -1,18 +1,21 @@
 """Folders that predict: new rows, the run's own test rows to the bit, and every refusal."""
 
+import dataclasses
 import json
 import shlex
 
 import jax
 import numpy as np
 import pytest
+from synthetic_runs import write_loadable_run
 
 import haiku_posteriors
 import predict
 import run_hmc
 import run_vi
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import cmd_args_utils, files
+from haiku_posteriors.utils import cmd_args_utils, files, tasks
+from haiku_posteriors.utils.problem import Problem
 from haiku_posteriors.utils.report import loaded_runs, prediction_tables
 
 NUM_ROWS, NUM_TEST = 120, 31  # neither 4 devices nor 2 divide 31
@@ -34,8 +37,11 @@ def folder(tmp_path_factory):
     colour = np.resize(["red", "green", "blue"], NUM_ROWS)
     price = age + 5 * (colour == "red") + RNG.normal(0, 2, NUM_ROWS)
     columns = {
-        **{"age": age, "colour": colour, "rooms": np.arange(NUM_ROWS) % 4},
-        **{"price": price.round(3), "size": (2 * age).round(1)},
+        "age": age,
+        "colour": colour,
+        "rooms": np.arange(NUM_ROWS) % 4,
+        "price": price.round(3),
+        "size": (2 * age).round(1),
         "kind": np.where(price > 45, "dear", "cheap"),
         "part": np.where(np.arange(NUM_ROWS) < NUM_TEST, "test", "train"),
     }
@@ -47,16 +53,25 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures():
+    """They take longer than the runs and are tested elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.pictures, "draw_run", lambda *_: [])
+        yield
+
+
 def command(folder, flags):
     table = f"--dataset_name={folder}/all.csv --split=part --model_name={folder}/net.py:network"
     return [*shlex.split(table), *shlex.split(flags)]
 
 
+OWN = Problem(target=("kind",), ignore=("price", "size"), split="part")
 HMC = (
     "--target=price --ignore=kind,size --num_iterations=5 --num_burn_in_iterations=2 "
     "--num_chains=2 --trajectory_len=0.02 --noise_std=0.3"
 )
-VI = "--target=kind --ignore=price,size --num_epochs=3 --vi_ensemble_size=3 --num_members=2"
+VI = "--target=kind --ignore=price,size --num_epochs=2 --vi_ensemble_size=3"
 
 
 def run_here(script, arguments, directory):
@@ -80,9 +95,7 @@ def classification(folder):
 
 def check_test_rows(run, folder, output):
     """predict.py on the test rows gives the run's own predictions, draw by draw, to the bit."""
-    predict_here(
-        f"--run={run}", f"--inputs={folder}/new.csv", f"--output={output}", "--per_draw"
-    )
+    predict_here(f"--run={run}", f"--inputs={folder}/new.csv", f"--output={output}", "--per_draw")
     found, own = files.read_arrays(output), files.read_arrays(run / "predictions.npz")
     assert found["predictions"].dtype == own["test_predictions"].dtype == np.float32
     np.testing.assert_array_equal(found["predictions"], own["test_predictions"])
@@ -182,9 +195,7 @@ def test_rows_in_blocks_and_draws_in_pieces_change_nothing(regression, folder, m
     monkeypatch.setattr(loaded_runs, "DRAW_BYTES_KEPT", 1)
     run = haiku_posteriors.load_run(regression)
     ticks = []
-    blocks = dict(
-        (rows.start, block) for rows, block in run.predict_blocks(table, ticks.append)
-    )
+    blocks = {rows.start: block for rows, block in run.predict_blocks(table, ticks.append)}
     assert list(blocks) == [0, 31, 62, 93] and len(blocks[93].mean) == 27
     assert sum(ticks) == run.num_passes(NUM_ROWS) == 4 * 6
     joined = np.concatenate([block.mean for block in blocks.values()])
@@ -192,13 +203,14 @@ def test_rows_in_blocks_and_draws_in_pieces_change_nothing(regression, folder, m
 
 
 def test_arrays_of_a_run_without_names(tmp_path, capsys):
-    flags = "--num_epochs=2 --vi_ensemble_size=2 --method=vi --dataset_name=two_moons"
-    run = run_here(run_vi, shlex.split(flags + " --model_name=mlp_toy"), tmp_path / "run")
+    described = Problem("two_moons", model_name="mlp_toy")
+    run = write_loadable_run(tmp_path / "run", described)
     (tmp_path / "new.csv").write_text("first,second\n0.5,1\n1,2\n")
     np.savez(tmp_path / "new.npz", x=np.array([[0.5, 1], [1, 2]]))
     for suffix in ("csv", "npz"):
         output = tmp_path / f"out_{suffix}.npz"
         predict_here(f"--run={run}", f"--inputs={tmp_path}/new.{suffix}", f"--output={output}")
+    assert "The run is not finished" in capsys.readouterr().out
     csv, npz = (files.read_arrays(tmp_path / f"out_{suffix}.npz") for suffix in ("csv", "npz"))
     assert csv["class"].tolist() == npz["class"].tolist()
     np.testing.assert_array_equal(csv["probability_1"], npz["probability_1"])
@@ -266,8 +278,9 @@ def test_quantiles_are_not_of_classes(classification, folder, tmp_path):
 def test_a_network_that_has_changed_is_refused(folder, tmp_path, monkeypatch):
     network = tmp_path / "net.py"
     network.write_text(NETWORK)
-    flags = command(folder, VI + f" --model_name={network}:network --num_members=1")
-    run = run_here(run_vi, flags, tmp_path / "run")
+    described = dataclasses.replace(OWN, dataset_name=f"{folder}/all.csv")
+    described = dataclasses.replace(described, model_name=f"{network}:network")
+    run = write_loadable_run(tmp_path / "run", described)
     before = haiku_posteriors.load_run(run)
     network.write_text(NETWORK.replace("tanh", "relu"))
     with pytest.raises(UserError, match=r"net.py:network' has changed since the run in .* Restore"):
@@ -276,7 +289,7 @@ def test_a_network_that_has_changed_is_refused(folder, tmp_path, monkeypatch):
     rows = {"age": [30.0, 60.0], "colour": ["red", "blue"], "rooms": [1, 2]}
     assert not np.array_equal(before.predict(rows).outputs, after.predict(rows).outputs)
     network.write_text(NETWORK.replace("[4,", "[5,"))
-    with pytest.raises(UserError, match="draws in .* are not of the network"):
+    with pytest.raises(UserError, match=r"draws in .* are not of the network"):
         haiku_posteriors.load_run(run, allow_changed_network=True)
     network.unlink()
     with pytest.raises(UserError, match="cannot be imported"):
@@ -299,10 +312,18 @@ def test_damaged_folders_are_refused(folder, regression, tmp_path):
 
 
 def test_several_targets(folder, tmp_path):
-    flags = command(folder, VI.replace("kind --ignore=price,size", "price,size --ignore=kind"))
-    run = run_here(run_vi, [*flags, "--noise_std=0.3"], tmp_path / "run")
-    predict_here(f"--run={run}", f"--inputs={folder}/new.csv", f"--output={tmp_path}/o.npz")
+    described = dataclasses.replace(
+        OWN,
+        dataset_name=f"{folder}/all.csv",
+        model_name="mlp_toy",
+        target=("price", "size"),
+        ignore=("kind",),
+        noise_std=0.3,
+    )
+    run = write_loadable_run(tmp_path / "run", described)
+    flags = (f"--run={run}", f"--inputs={folder}/new.csv", f"--output={tmp_path}/o.npz")
+    predict_here(*flags, "--per_draw")
     found = files.read_arrays(tmp_path / "o.npz")
-    own = files.read_arrays(run / "predictions.npz")["test_predictions"]
-    np.testing.assert_array_equal(found["size_mean"], own[..., 1].mean(axis=0, dtype=float))
-    assert "price_aleatoric_std" in found
+    mean = found["predictions"].mean(axis=0, dtype=float)
+    np.testing.assert_array_equal(found["size_mean"], mean[:, 1])
+    np.testing.assert_allclose(found["price_aleatoric_std"], mean[:, 2], rtol=1e-6)

@@ -183,8 +183,13 @@ def execute(
         "seed": settings.seed,
         "epochs": run.step,
     }
+    by_target = summary.metrics_by_target(result, dataset.form.target_names)
+    if by_target:
+        facts["test_by_target"] = by_target
     summary.write(directory, result, facts)
     print(summary.table(result))
+    if by_target:
+        print(summary.table_by_target(by_target))
     if judge:
         judge(directory, result)
     title = f"{task.method}, {settings.model_name} on {pathlib.Path(dataset.name).stem}"

@@ -5,6 +5,8 @@ import pytest
 from scipy import integrate, optimize, stats
 
 from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.judging import metrics
+from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.judging.predictive import Predictive, mixture_quantiles
 
 LEVELS = (0.001, 0.06, 0.51, 0.83, 0.999)  # no multiples of 1 / 40, where quantiles are not unique
@@ -66,9 +68,7 @@ def test_classes():
     predictive = Predictive("classification", outputs, ("no", "yes"))
     np.testing.assert_allclose(predictive.probabilities, [[0.8, 0.2], [0.3, 0.7]])
     assert predictive.labels.tolist() == ["no", "yes"]
-    np.testing.assert_allclose(
-        predictive.entropy, stats.entropy([[0.8, 0.2], [0.3, 0.7]], axis=1)
-    )
+    np.testing.assert_allclose(predictive.entropy, stats.entropy([[0.8, 0.2], [0.3, 0.7]], axis=1))
     own = (np.log(2) + stats.entropy([0.1, 0.9])) / 2
     expected = [0, stats.entropy([0.3, 0.7]) - own]
     np.testing.assert_allclose(predictive.mutual_information, expected, atol=1e-15)
@@ -85,3 +85,17 @@ def test_classes():
 def test_levels_that_are_none(levels):
     with pytest.raises(UserError, match="levels between 0 and 1"):
         mixture_quantiles([[0.0]], [[1.0]], levels)
+
+
+def test_several_targets_are_judged_each_alone():
+    rng = np.random.default_rng(2)
+    outputs = np.concatenate([rng.normal(size=(2, 5, 7, 2)), np.ones((2, 5, 7, 2))], axis=-1)
+    targets = rng.normal(size=(7, 2))
+    targets[:, 1] += 5
+    found = metrics.by_target(Predictions("regression", outputs, None, targets))
+    for index, one in enumerate(found):
+        mean = outputs[..., index].reshape(10, 7)
+        error = targets[:, index] - mean.mean(axis=0)
+        assert one["rmse"] == pytest.approx(np.sqrt(np.mean(error**2)))
+        density = stats.norm.pdf(targets[:, index], mean).mean(axis=0)
+        assert one["nll"] == pytest.approx(-np.log(density).mean())

@@ -165,9 +165,7 @@ def test_too_many_categories_are_no_categories(tmp_path):
     rows = tables.MAX_CATEGORIES + 1
     columns = {"name": [f"n{i}" for i in range(rows)], "y": np.arange(rows) / 3}
     with refused("'name'", "101 different texts", "--ignore=name"):
-        data_utils.load(
-            write_text(tmp_path / "a.csv", columns), table=TableOptions(target=("y",))
-        )
+        data_utils.load(write_text(tmp_path / "a.csv", columns), table=TableOptions(target=("y",)))
 
 
 @pytest.mark.parametrize(
