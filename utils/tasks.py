@@ -19,7 +19,7 @@ from haiku_posteriors.utils import settings as settings_table
 from haiku_posteriors.utils.data_utils import Dataset, fingerprint
 from haiku_posteriors.utils.draws import draws_per_block
 from haiku_posteriors.utils.problem import Problem
-from haiku_posteriors.utils.report import pictures, problem_files, summary
+from haiku_posteriors.utils.report import pictures, problem_files, run_page, summary
 from haiku_posteriors.utils.report.problem_files import StoredProblem
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.train_utils import Run, RunResult
@@ -194,6 +194,8 @@ def execute(
         judge(directory, result)
     title = f"{task.method}, {settings.model_name} on {pathlib.Path(dataset.name).stem}"
     drawn = pictures.draw_run(directory, title, task.log_joint, dataset, result)
+    report = run_page.write(directory)
     print(f"The table is in {directory / 'summary.json'}; all of the run is in {directory}.")
     if drawn:
         print(f"Pictures: {', '.join(map(str, drawn))}")
+    print(f"The report is {report}.")
