@@ -11,11 +11,22 @@ from haiku_posteriors.utils.report import run_page
 
 METRICS = {"rmse": 0.51, "nll": 1.25, "coverage_90": 0.9, "aleatoric": None}
 SUMMARY = {
-    **{"method": "hmc", "model": "mlp_toy", "dataset": "data/my <table>.csv"},
-    **{"test": METRICS, "train": METRICS, "test_mean_of_members": METRICS},
-    **{"num_chains": 2, "num_draws": 10, "epochs": 20, "seed": 3, "num_parameters": 1234},
-    **{"seconds": 1.5, "peak_memory_bytes": 2e6, "device": {"kind": "cpu", "count": 1}},
-    **{"versions": {"jax": "0.10"}, "data_sha256": "abc"},
+    "method": "hmc",
+    "model": "mlp_toy",
+    "dataset": "data/my <table>.csv",
+    "test": METRICS,
+    "train": METRICS,
+    "test_mean_of_members": METRICS,
+    "num_chains": 2,
+    "num_draws": 10,
+    "epochs": 20,
+    "seed": 3,
+    "num_parameters": 1234,
+    "seconds": 1.5,
+    "peak_memory_bytes": 2e6,
+    "device": {"kind": "cpu", "count": 1},
+    "versions": {"jax": "0.10"},
+    "data_sha256": "abc",
     "test_by_target": {"price": METRICS, "size": METRICS},
 }
 FLAGS = {"method": "hmc", "dataset_name": "data/my <table>.csv", "model_name": "mlp_toy"}
