@@ -29,6 +29,7 @@ Activation = Callable[[jax.Array], jax.Array]
 Network = Callable[[jax.Array], jax.Array]
 
 VOCABULARY_SIZE = 20_000
+IN_MEMORY = "<memory>"  # in place of the file of a network that was given as a function
 
 
 class FilterResponseNorm(hk.Module):
@@ -268,13 +269,13 @@ NETWORKS: dict[str, Callable[[jax.Array, int], jax.Array]] = {
 # fmt: on
 
 
-def get_network(name: str, num_outputs: int) -> Network:
+def get_network(name: str | Callable[..., jax.Array], num_outputs: int) -> Network:
     """Finds a network by name.
 
     Args:
         name: a key of `NETWORKS`, or `package.module:function` or `path/to/file.py:function` for
             one of the user's own, looked for in the working directory first. The function takes
-            `inputs` and, if it has a parameter of that name, `num_outputs`.
+            `inputs` and, if it has a parameter of that name, `num_outputs`. Or the function itself.
         num_outputs: width of the network's last layer.
 
     Returns:
@@ -283,21 +284,24 @@ def get_network(name: str, num_outputs: int) -> Network:
     Raises:
         UserError: there is no such built-in, module or function.
     """
-    return bind(_find(name), num_outputs)
-
-
-def bind(function: Callable[..., jax.Array], num_outputs: int) -> Network:
-    """A network as a function of its inputs alone: `num_outputs` is given if it is asked for."""
+    function = name if callable(name) else _find(name)
     if "num_outputs" in inspect.signature(function).parameters:
         return functools.partial(function, num_outputs=num_outputs)
     return function
 
 
-def source_of(name: str) -> dict[str, str | None]:
+def source_of(name: str | Callable[..., jax.Array]) -> dict[str, str | None]:
     """Where a network's code is, and the SHA-256 of that file; nothing for a built-in one.
 
-    A built-in network belongs to a version of this package and changes with it alone.
+    A built-in network belongs to a version of this package and changes with it alone. Of a
+    function without a name, the SHA-256 is of its own source, where Python knows that.
     """
+    if callable(name):
+        try:
+            source = inspect.getsource(name)
+        except (OSError, TypeError):
+            return {"file": IN_MEMORY, "sha256": None}
+        return {"file": IN_MEMORY, "sha256": hashlib.sha256(source.encode()).hexdigest()}
     if ":" not in name:
         return {"file": None, "sha256": None}
     file = inspect.getsourcefile(inspect.unwrap(_find(name)))

@@ -143,17 +143,14 @@ def complete(problem: Problem, form: DataForm, known_noise_std: float | None = N
 
 
 def build_log_joint(
-    problem: Problem, form: DataForm, network: Callable[..., jax.Array] | None = None
+    problem: Problem, form: DataForm, network: str | Callable[..., jax.Array] | None = None
 ) -> LogJoint:
     """The log-joint of a complete problem; of `network` in place of the one it names, if given."""
     likelihood = _make_likelihood(problem, form)
-    if network is None:
-        assert problem.model_name is not None
-        bound = models.get_network(problem.model_name, likelihood.num_outputs)
-    else:
-        bound = models.bind(network, likelihood.num_outputs)
+    network = network or problem.model_name
+    assert network is not None
     return make_log_joint(
-        bound,
+        models.get_network(network, likelihood.num_outputs),
         np.zeros((1, *form.inputs.shape), form.inputs.dtype),
         _make_prior(problem),
         likelihood,

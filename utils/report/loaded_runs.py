@@ -41,25 +41,38 @@ Rows = ArrayLike | Mapping[str, Any] | Table  # in their own units
 
 
 class LoadedRun:
-    """A finished run, or one under way, whose draws predict.
+    """A run whose draws predict.
 
     Attributes:
-      directory: the run's folder.
       stored: what it was made of.
+      form: of its data.
       log_joint: its posterior.
       num_draws: draws of all chains.
       is_finished: whether the run has come to its end.
     """
 
-    def __init__(self, directory: pathlib.Path, stored: StoredProblem, log_joint: LogJoint) -> None:
-        """Opens the draws; `load_run` is the way here."""
-        self.directory, self.stored, self.log_joint = directory, stored, log_joint
-        self.form = stored.form
-        self.is_finished = (directory / "summary.json").is_file()
-        self._store = DrawStore(directory, log_joint.shapes, 0)
+    def __init__(
+        self,
+        stored: StoredProblem,
+        log_joint: LogJoint,
+        store: DrawStore,
+        draws_per_chain: int,
+        is_finished: bool = True,
+    ) -> None:
+        """Compiles nothing yet; `load_run` is the way here from a folder.
+
+        Args:
+          stored: what the run was made of.
+          log_joint: its posterior.
+          store: its draws.
+          draws_per_chain: how many of each chain these are.
+          is_finished: whether there will be no more.
+        """
+        self.stored, self.log_joint, self.form = stored, log_joint, stored.form
+        self.is_finished = is_finished
+        self._store, self._draws_per_chain = store, draws_per_chain
         self._kept: list[Params] | None = None
-        self._draws_per_chain = self._check_draws()
-        self.num_draws = stored.num_chains * self._draws_per_chain
+        self.num_draws = stored.num_chains * draws_per_chain
         self._mesh = devices.make_mesh(stored.num_chains)
         self._predict = ensemble_utils.make_predictor(log_joint, self.form)
 
@@ -232,28 +245,31 @@ class LoadedRun:
         return Predictive(self.form.task, outputs, classes, self.form.target_names)
 
     def _parts(self) -> Iterator[Params]:
-        files = checkpoint_utils.draw_files(self.directory / "draws")
-        if self._kept is None and sum(path.stat().st_size for path in files) <= DRAW_BYTES_KEPT:
+        draw_bytes = sum(
+            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.log_joint.shapes)
+        )
+        if self._kept is None and draw_bytes * self.num_draws <= DRAW_BYTES_KEPT:
             self._kept = list(self._store.parts())
         return iter(self._kept) if self._kept is not None else self._store.parts()
 
-    def _check_draws(self) -> int:
-        """Draws of each chain; refuses files that are of another network or number of chains."""
-        paths = checkpoint_utils.draw_files(self.directory / "draws")
-        if not paths:
-            raise UserError(f"The run in {self.directory} has no draws yet, or its draws/ is gone.")
-        chains, draws = zip(*map(checkpoint_utils.draw_shape, paths), strict=True)
-        expected = trees.named_leaves(self.log_joint.shapes)
-        found = checkpoint_utils.load_tensors(paths[0])[0]
-        fits = expected.keys() == found.keys() and all(
-            found[name].shape[2:] == leaf.shape for name, leaf in expected.items()
+
+def _count_draws(directory: pathlib.Path, stored: StoredProblem, shapes: Params) -> int:
+    """Draws of each chain; refuses files that are of another network or number of chains."""
+    paths = checkpoint_utils.draw_files(directory / "draws")
+    if not paths:
+        raise UserError(f"The run in {directory} has no draws yet, or its draws/ is gone.")
+    chains, draws = zip(*map(checkpoint_utils.draw_shape, paths), strict=True)
+    expected = trees.named_leaves(shapes)
+    found = checkpoint_utils.load_tensors(paths[0])[0]
+    fits = expected.keys() == found.keys() and all(
+        found[name].shape[2:] == leaf.shape for name, leaf in expected.items()
+    )
+    if not fits or {*chains} != {stored.num_chains}:
+        raise UserError(
+            f"The draws in {directory} are not of the network {stored.problem.model_name} in "
+            f"{stored.num_chains} chain(s)."
         )
-        if not fits or {*chains} != {self.stored.num_chains}:
-            raise UserError(
-                f"The draws in {self.directory} are not of the network "
-                f"{self.stored.problem.model_name} in {self.stored.num_chains} chain(s)."
-            )
-        return sum(draws)
+    return sum(draws)
 
 
 def load_run(
@@ -275,10 +291,14 @@ def load_run(
     folder = pathlib.Path(directory).expanduser()
     stored = problem_files.read(folder)
     problem.check_precision(stored.problem)
-    described = stored.problem
-    if network is None:
-        name = problem_files.find_network(stored)
-        if not allow_changed_network:
-            problem_files.refuse_changed_network(folder, stored, name)
-        described = dataclasses.replace(described, model_name=name)
-    return LoadedRun(folder, stored, problem.build_log_joint(described, stored.form, network))
+    found = problem_files.find_network(stored) if network is None else network
+    if not allow_changed_network:
+        problem_files.refuse_changed_network(folder, stored, found)
+    log_joint = problem.build_log_joint(stored.problem, stored.form, found)
+    return LoadedRun(
+        stored,
+        log_joint,
+        DrawStore(folder, log_joint.shapes, 0),
+        _count_draws(folder, stored, log_joint.shapes),
+        (folder / "summary.json").is_file(),
+    )

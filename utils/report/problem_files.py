@@ -4,7 +4,10 @@ import dataclasses
 import importlib.metadata
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import jax
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils import files, models
@@ -99,6 +102,8 @@ def find_network(stored: StoredProblem) -> str:
     """The name by which the run's network is found: its own, or by the file it was in."""
     name, file = stored.problem.model_name, stored.network["file"]
     assert name is not None
+    if file == models.IN_MEMORY:
+        raise UserError(f"The run's network was a Python function, '{name}': give it as network=.")
     try:
         models.source_of(name)
     except UserError:
@@ -108,12 +113,13 @@ def find_network(stored: StoredProblem) -> str:
     return name
 
 
-def refuse_changed_network(directory: pathlib.Path, stored: StoredProblem, name: str) -> None:
-    """Refuses to give a run's draws to a network whose file is not the one they are of."""
-    now = models.source_of(name)["sha256"]
-    if now != stored.network["sha256"]:
+def refuse_changed_network(
+    directory: pathlib.Path, stored: StoredProblem, network: str | Callable[..., jax.Array]
+) -> None:
+    """Refuses to give a run's draws to a network whose source is not the one they are of."""
+    if models.source_of(network)["sha256"] != stored.network["sha256"]:
         raise UserError(
-            f"The network '{name}' has changed since the run in {directory}: its file has another "
-            "checksum. Restore it, or say that the change does not matter "
+            f"The network '{stored.problem.model_name}' has changed since the run in {directory}: "
+            "its source has another checksum. Restore it, or say that the change does not matter "
             "(--allow_changed_network)."
         )
