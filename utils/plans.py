@@ -22,6 +22,7 @@ from haiku_posteriors.utils import optim_utils
 from haiku_posteriors.utils.report import chain_diagnostics
 from haiku_posteriors.utils.train_utils import RunResult
 
+TRANSITIONS = 1_000  # of HMC, burn-in included
 BATCH_SIZE = 80
 UPDATES = 5_000  # of an optimizer
 SAMPLER_UPDATES = 20_000  # of a stochastic gradient sampler, burn-in included
@@ -81,7 +82,7 @@ def make_plan(name: str, log_joint: LogJoint, num_rows: int, wishes: Wishes) -> 
 
 
 def _hmc(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
-    num_steps = wishes.num_steps or 1000
+    num_steps = wishes.num_steps or TRANSITIONS
     burn_in = _burn_in(wishes, num_steps, min(200, num_steps // 2))
     period = _period(wishes, num_steps - burn_in, num_steps - burn_in)
     options = {"target_accept": 0.9, **(wishes.options or {})}
@@ -104,8 +105,10 @@ def _sghmc(log_joint: LogJoint, num_rows: int, wishes: Wishes, momentum_decay: f
     step_size = wishes.step_size or 1e-4
     options = {"momentum_decay": momentum_decay, **(wishes.options or {})}
     decay = options.pop("momentum_decay")
-    make = sgmcmc.sghmc(step_size, decay, preconditioner) if decay else None
-    sampler = make or sgmcmc.sgld(step_size, preconditioner)
+    if decay:
+        sampler = sgmcmc.sghmc(step_size, decay, preconditioner)
+    else:
+        sampler = sgmcmc.sgld(step_size, preconditioner)
     return Plan(
         sgmcmc.sgmcmc(log_joint, sampler, batch_size, **options),
         wishes.num_chains or 4,

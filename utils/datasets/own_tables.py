@@ -17,7 +17,7 @@ class TableOptions(NamedTuple):
     """How a table, or arrays x and y, are to be read; None and () leave it to the data.
 
     Attributes:
-      target: names of the columns to predict.
+      target: names of the columns to predict, or the name of one.
       split: the part of the rows to test on, or the name of a column of `train` and `test`.
       split_seed: from which the rows to test on are drawn.
       inputs: "features", "tokens" or "images".
@@ -25,8 +25,8 @@ class TableOptions(NamedTuple):
       ignore: columns that are no inputs.
     """
 
-    target: tuple[str, ...] = ()
-    split: str | None = None
+    target: str | tuple[str, ...] = ()
+    split: str | float | None = None
     split_seed: int | None = None
     inputs: str | None = None
     categorical: tuple[str, ...] = ()
@@ -55,13 +55,14 @@ def from_table(table: Table, options: TableOptions, task: str | None) -> RawData
     """
     if options.inputs not in (None, "features"):
         raise UserError(f"{table.source} is a table of features; --inputs is for .npz files.")
-    if not options.target:
+    target = (options.target,) if isinstance(options.target, str) else tuple(options.target)
+    if not target:
         raise UserError(
             f"{table.source}: name the column to predict by --target; there are "
             f"{', '.join(table.columns)}."
         )
-    split_column = None if is_fraction(options.split) else options.split
-    special = (*options.target, *([split_column] if split_column else ()), *options.ignore)
+    split_column = None if is_fraction(options.split) else str(options.split)
+    special = (*target, *([split_column] if split_column else ()), *options.ignore)
     for name in (*special, *options.categorical):
         if name not in table.columns:
             raise UserError(
@@ -70,18 +71,18 @@ def from_table(table: Table, options: TableOptions, task: str | None) -> RawData
     names = [name for name in table.columns if name not in special]
     if not names:
         raise UserError(f"{table.source} has no column left to predict from.")
-    tables.refuse_missing(table, [*names, *options.target])
+    tables.refuse_missing(table, [*names, *target])
     columns = tables.infer_columns(table, names, options.categorical)
     x = tables.encode(columns, table)
     train, test = split_rows(table, split_column, options)
-    task = task or _task_of(table, options.target)
+    task = task or _task_of(table, target)
     if task == "classification":
-        labels, classes = _labels(table, options.target)
+        labels, classes = _labels(table, target)
         raw = RawData(task, x[train], labels[train], x[test], labels[test], len(classes), "feature")
-        return raw._replace(columns=columns, classes=classes, target_names=options.target)
-    y = tables.encode([Column(name) for name in options.target], table)
+        return raw._replace(columns=columns, classes=classes, target_names=target)
+    y = tables.encode([Column(name) for name in target], table)
     raw = RawData(task, x[train], y[train], x[test], y[test], 0, "feature", True)
-    return raw._replace(columns=columns, target_names=options.target)
+    return raw._replace(columns=columns, target_names=target)
 
 
 def from_x_and_y(
@@ -98,7 +99,7 @@ def from_x_and_y(
     )
 
 
-def is_fraction(split: str | None) -> bool:
+def is_fraction(split: str | float | None) -> bool:
     """Whether a split is a part of the rows, and not the name of a column."""
     if split is None:
         return True
