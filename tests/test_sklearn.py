@@ -142,7 +142,7 @@ def test_a_function_is_given_again_when_it_is_loaded(tmp_path):
         haiku_posteriors.sklearn.load(tmp_path / "model", network=other)
 
 
-SLOW_TO_COMPILE = ("hmc", "mean_field", "mc_dropout", "implicit", "sgld")
+SLOW_TO_COMPILE = ("hmc", "mclmc", "mean_field", "mc_dropout", "implicit", "sgld")
 METHODS = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW_TO_COMPILE else name
     for name in PLANS
@@ -160,8 +160,8 @@ def test_every_method_of_the_table(method):
         mean, std = model.fit(X, Y).predict(X, return_std=True)
     assert np.isfinite(mean).all() and np.all(std > 0)
     assert model.draws_["mlp/~/linear_0"]["w"].shape == (2, wishes["num_draws"], 3, 3)
-    assert ("predictions" in model.diagnostics_) == (method in ("hmc", "sghmc", "sgld"))
-    assert ("converged" in model.diagnostics_) == (method == "hmc")
+    assert ("predictions" in model.diagnostics_) == (method in ("hmc", "mclmc", "sghmc", "sgld"))
+    assert ("converged" in model.diagnostics_) == (method in ("hmc", "mclmc"))
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ class PosteriorEstimator(BaseEstimator):
             collects=plan.collects,
             num_draws=plan.num_draws,
             keep_history=plan.keep_history,
+            enough=plan.enough,
             unit="step",
             quiet=not self.verbose,
         )

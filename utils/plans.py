@@ -10,19 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from haiku_posteriors.core import dropout, hmc, sgd, sgmcmc, vi
+from haiku_posteriors.core import dropout, hmc, mclmc, sgd, sgmcmc, trees, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError, unknown_name
 from haiku_posteriors.core.implicit import implicit_vi
-from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.judging.diagnostics import Convergence
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.utils import optim_utils
 from haiku_posteriors.utils.report import chain_diagnostics
-from haiku_posteriors.utils.train_utils import RunResult
+from haiku_posteriors.utils.report.chain_diagnostics import ChainRules
+from haiku_posteriors.utils.settings import MAX_ITERATIONS
+from haiku_posteriors.utils.train_utils import Enough, RunResult
 
-TRANSITIONS = 1_000  # of HMC, burn-in included
+TRANSITIONS = MAX_ITERATIONS  # of chains that end by themselves, at most
+MAX_DRAW_BYTES = 10**9  # of these chains: their draws are in memory
 BATCH_SIZE = 80
 UPDATES = 5_000  # of an optimizer
 SAMPLER_UPDATES = 20_000  # of a stochastic gradient sampler, burn-in included
@@ -55,7 +57,7 @@ class Plan(NamedTuple):
 
     Attributes:
       method: for one chain.
-      num_chains, num_steps, num_draws, collects, keep_history: as in `Run`.
+      num_chains, num_steps, num_draws, collects, keep_history, enough: as in `Run`.
       diagnose: what the chains of a result say of themselves; None where there are no chains.
     """
 
@@ -65,6 +67,7 @@ class Plan(NamedTuple):
     num_draws: int = 1
     collects: Callable[[int], bool] | None = None
     keep_history: bool = False
+    enough: Enough | None = None
     diagnose: Callable[[RunResult], dict[str, Any]] | None = None
 
 
@@ -82,17 +85,41 @@ def make_plan(name: str, log_joint: LogJoint, num_rows: int, wishes: Wishes) -> 
 
 
 def _hmc(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
-    num_steps = wishes.num_steps or TRANSITIONS
+    return _chains(hmc.hmc, log_joint, wishes, {"target_accept": 0.9}, is_adjusted=True)
+
+
+def _mclmc(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
+    # Adjusted, since nobody is there to read an estimate of the bias.
+    options = {"adjusted": True, "target_accept": 0.9, **(wishes.options or {})}
+    return _chains(mclmc.mclmc, log_joint, wishes, options, bool(options["adjusted"]))
+
+
+def _chains(
+    make: Callable[..., Method],
+    log_joint: LogJoint,
+    wishes: Wishes,
+    defaults: Mapping[str, Any],
+    is_adjusted: bool,
+) -> Plan:
+    """Chains that end when their verdict is converged, unless a number of steps is asked for."""
+    num_chains = wishes.num_chains or 4
+    bytes_per_step = 4 * trees.size(log_joint.shapes) * num_chains
+    most = min(TRANSITIONS, max(1000, MAX_DRAW_BYTES // bytes_per_step))
+    num_steps = wishes.num_steps or most
     burn_in = _burn_in(wishes, num_steps, min(200, num_steps // 2))
     period = _period(wishes, num_steps - burn_in, num_steps - burn_in)
-    options = {"target_accept": 0.9, **(wishes.options or {})}
+    options = {"trajectory_length": hmc.default_length(log_joint), **defaults}
+    options |= wishes.options or {}
+    rules = chain_diagnostics.ChainRules(burn_in, options["trajectory_length"], is_adjusted)
+    ends_by_itself = wishes.num_steps is None and wishes.num_draws is None
     return Plan(
-        hmc.hmc(log_joint, step_size=wishes.step_size, num_burn_in=burn_in, **options),
-        wishes.num_chains or 4,
+        make(log_joint, step_size=wishes.step_size, num_burn_in=burn_in, **options),
+        num_chains,
         num_steps,
         collects=lambda done: sgmcmc.collects(done, burn_in, period),
         keep_history=True,
-        diagnose=lambda result: _diagnose_hmc(result, burn_in),
+        enough=rules.enough() if ends_by_itself else None,
+        diagnose=lambda result: _diagnose_chains(result, rules),
     )
 
 
@@ -163,6 +190,7 @@ def _implicit(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 # A method is one line here.
 PLANS: dict[str, Callable[[LogJoint, int, Wishes], Plan]] = {
     "hmc": _hmc,
+    "mclmc": _mclmc,
     "sghmc": _sghmc,
     "sgld": _sgld,
     "mean_field": _mean_field,
@@ -214,27 +242,19 @@ def _diagnose_sampler(result: RunResult) -> dict[str, Any]:
     return {"predictions": _extremes(predictions), "parameters": _extremes(parameters)}
 
 
-def _diagnose_hmc(result: RunResult, num_burn_in: int) -> dict[str, Any]:
-    history = {name: values[:, num_burn_in:] for name, values in result.history.items()}
+def _diagnose_chains(result: RunResult, rules: ChainRules) -> dict[str, Any]:
+    history = rules.after_burn_in(result.history)
     predictions, parameters = chain_diagnostics.diagnose(result)
-    acceptance = history["acceptance_probability"].mean(axis=1)
-    verdict = diagnostics.verdict(
-        predictions,
-        num_chains=len(acceptance),
-        num_divergent=int(history["divergent"].sum()),
-        acceptance=acceptance,
-        energy_bfmi=diagnostics.energy_bfmi(history["energy"]),
-        parameters=parameters,
-        log_joint=diagnostics.convergence(history["log_joint"][:, :, None]),
-    )
+    verdict = rules.verdict(predictions, history, parameters)
     return {
         "predictions": _extremes(predictions),
         "parameters": _extremes(parameters),
         "converged": verdict.converged,
         "problems": list(verdict.problems),
         "notes": list(verdict.notes),
-        "acceptance": acceptance.tolist(),
+        "acceptance": history["acceptance_probability"].mean(axis=1).tolist(),
         "divergent": int(history["divergent"].sum()),
+        "num_transitions": history["divergent"].shape[1],
     }
 
 
