@@ -265,7 +265,7 @@ def main() -> None:
     for name, (described, dataset) in load_posteriors().items():
         if chosen != [""] and name not in chosen:
             continue
-        log_joint = problem.build_log_joint(problem.complete(described, dataset), dataset)
+        log_joint = problem.build_log_joint(problem.complete(described, dataset.form), dataset.form)
         untrained = Posterior(log_joint, dataset, None)
         training = sgd.sgd(log_joint, optax.adam(1e-2), len(dataset.x_train))
         state, *_ = run_method(untrained, training, chains.WARM_START, TRAINING, TRAINING)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.vi import mean_field_vi
     from haiku_posteriors.utils.data_utils import from_arrays
     from haiku_posteriors.utils.data_utils import load as load_dataset
+    from haiku_posteriors.utils.datasets.own_tables import TableOptions
+    from haiku_posteriors.utils.report.loaded_runs import load_run
     from haiku_posteriors.utils.train_utils import Run, RunResult
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Method",
     "Run",
     "RunResult",
+    "TableOptions",
     "UserError",
     "__version__",
     "from_arrays",
@@ -42,6 +45,7 @@ __all__ = [
     "implicit_vi",
     "likelihoods",
     "load_dataset",
+    "load_run",
     "make_data",
     "make_log_joint",
     "make_prior",
@@ -61,12 +65,14 @@ _HOMES = {
     "Method": "core.method:Method",
     "Run": "utils.train_utils:Run",
     "RunResult": "utils.train_utils:RunResult",
+    "TableOptions": "utils.datasets.own_tables:TableOptions",
     "UserError": "core.errors:UserError",
     "from_arrays": "utils.data_utils:from_arrays",
     "hmc": "core.hmc:hmc",
     "implicit_vi": "core.implicit.implicit_vi:implicit_vi",
     "likelihoods": "core.likelihoods",
     "load_dataset": "utils.data_utils:load",
+    "load_run": "utils.report.loaded_runs:load_run",
     "make_data": "core.data:make_data",
     "make_log_joint": "core.log_joint:make_log_joint",
     "make_prior": "core.priors:make_prior",

@@ -110,6 +110,17 @@ def draw_files(directory: pathlib.Path) -> list[pathlib.Path]:
     return sorted(directory.glob("*.safetensors"))
 
 
+def draw_shape(path: pathlib.Path) -> tuple[int, int]:
+    """(chains, draws) of a file of draws, from its header alone."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            name = next(iter(file.keys()))
+            chains, draws = file.get_slice(name).get_shape()[:2]
+    except (safetensors.SafetensorError, OSError, ValueError, StopIteration) as error:
+        raise DamagedFileError(f"{path} is damaged or no file of draws ({error}).") from error
+    return chains, draws
+
+
 def load_draws(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
     """All draws of a run by parameter name, (chain, draw, ...); None if there are none.
 

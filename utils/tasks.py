@@ -14,11 +14,13 @@ from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
-from haiku_posteriors.utils import cmd_args_utils, files, problem
+from haiku_posteriors.utils import cmd_args_utils, files, models, problem
 from haiku_posteriors.utils import settings as settings_table
 from haiku_posteriors.utils.data_utils import Dataset, fingerprint
+from haiku_posteriors.utils.draws import draws_per_block
 from haiku_posteriors.utils.problem import Problem
-from haiku_posteriors.utils.report import pictures, summary
+from haiku_posteriors.utils.report import pictures, problem_files, run_page, summary
+from haiku_posteriors.utils.report.problem_files import StoredProblem
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.train_utils import Run, RunResult
 
@@ -83,9 +85,10 @@ def show_if_asked(settings: Settings) -> None:
 
 
 def _new_name(task: Task) -> str:
-    stem = pathlib.Path(task.dataset.name).stem
+    stem = pathlib.Path(task.dataset.name).stem.replace(":", "_")
+    model = pathlib.Path(task.settings.model_name).name.replace(":", "_")
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return f"runs/{task.method}/{stem}_{task.settings.model_name}_{stamp}_{os.getpid()}"
+    return f"runs/{task.method}/{stem}_{model}_{stamp}_{os.getpid()}"
 
 
 def _refuse_other_flags(directory: pathlib.Path, before: dict, now: dict) -> None:
@@ -99,6 +102,25 @@ def _refuse_other_flags(directory: pathlib.Path, before: dict, now: dict) -> Non
             f"{directory} holds a run with other flags: {', '.join(differing)}. "
             "Use another --dir, or the same flags to go on with it."
         )
+
+
+def describe(task: Task, num_chains: int, num_draws: int) -> StoredProblem:
+    """What the folder stores, so that its draws predict without the data.
+
+    Args:
+      task: what is worked on.
+      num_chains: chains of the run.
+      num_draws: draws of each chain that are collected at once.
+    """
+    model_name = task.settings.model_name
+    return StoredProblem(
+        Problem.from_mapping(task.settings.values),
+        task.dataset.form,
+        num_chains,
+        min(num_draws, draws_per_block(task.log_joint.shapes, num_chains)),
+        len(task.dataset.x_test),
+        models.source_of(model_name),
+    )
 
 
 def execute(
@@ -130,6 +152,7 @@ def execute(
         f"{jax.device_count()} {jax.devices()[0].device_kind} device(s), in {directory}",
         flush=True,
     )
+    problem_files.write(directory, describe(task, num_chains, loop.get("num_draws", 1)))
     run = Run(
         task.log_joint,
         dataset,
@@ -160,12 +183,19 @@ def execute(
         "seed": settings.seed,
         "epochs": run.step,
     }
+    by_target = summary.metrics_by_target(result, dataset.form.target_names)
+    if by_target:
+        facts["test_by_target"] = by_target
     summary.write(directory, result, facts)
     print(summary.table(result))
+    if by_target:
+        print(summary.table_by_target(by_target))
     if judge:
         judge(directory, result)
     title = f"{task.method}, {settings.model_name} on {pathlib.Path(dataset.name).stem}"
     drawn = pictures.draw_run(directory, title, task.log_joint, dataset, result)
+    report = run_page.write(directory)
     print(f"The table is in {directory / 'summary.json'}; all of the run is in {directory}.")
     if drawn:
         print(f"Pictures: {', '.join(map(str, drawn))}")
+    print(f"The report is {report}.")

@@ -162,12 +162,12 @@ class Run:
         self._train = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
         self._test = devices.place_data(dataset.x_test, dataset.y_test, mesh)
         self._train_targets, self.test_targets = (
-            ensemble_utils.targets_in_original_units(targets, dataset)
+            ensemble_utils.targets_in_original_units(targets, dataset.form)
             for targets in (dataset.y_train, dataset.y_test)
         )
         self._program = chains.compile_method(method, seed, num_chains, mesh, purposes, is_finished)
         self._is_finished = jax.jit(is_finished) if is_finished else None
-        self._predict = ensemble_utils.make_predictor(log_joint, dataset)
+        self._predict = ensemble_utils.make_predictor(log_joint, dataset.form)
         self._seconds = 0.0
         self._last_save = time.monotonic()
         self._warned = not expects_spread
@@ -426,13 +426,11 @@ class Run:
         return remarks
 
     def _predict_again(self, draws: Params, sharding: jax.sharding.Sharding) -> None:
-        # One collection at a time, as they were predicted the first time: the same program, the
-        # same bits.
         at_once = min(self._num_draws, self._draws_per_block)
-        for first in range(0, jax.tree.leaves(draws)[0].shape[1], at_once):
-            part = jax.tree.map(lambda leaf: leaf[:, first : first + at_once], draws)  # noqa: B023
-            part = jax.device_put(part, sharding)
-            self._store.append_predictions(self._predict(part, self._test))
+        for predictions in ensemble_utils.predict_part(
+            self._predict, draws, self._test, at_once, sharding
+        ):
+            self._store.append_predictions(predictions)
 
     def _result(self) -> RunResult:
         info = jax.eval_shape(self._program.run, self.state, self._train, 0, 1)[1]

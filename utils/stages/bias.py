@@ -78,7 +78,7 @@ def estimate(
     mesh = devices.make_mesh(total)
     state = _with_masses_of(result, program.init(starts), total)
     state = jax.device_put(state, devices.chain_sharding(mesh))
-    predict = ensemble_utils.make_predictor(log_joint, dataset)
+    predict = ensemble_utils.make_predictor(log_joint, dataset.form)
     test = devices.place_data(dataset.x_test, dataset.y_test, mesh)
 
     num_relaxing = num_iterations // 2
