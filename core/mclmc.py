@@ -20,11 +20,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from haiku_posteriors.core import adaptation, microcanonical, trees
+from haiku_posteriors.core import adaptation, hamiltonian, microcanonical, trees
 from haiku_posteriors.core.adaptation import BurnIn, Learned
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.errors import UserError, check_positive
-from haiku_posteriors.core.hamiltonian import Progress
+from haiku_posteriors.core.hamiltonian import Position, Progress
 from haiku_posteriors.core.hmc import (
     DEFAULT_JITTER,
     MIN_BURN_IN_FOR_MASS,
@@ -48,14 +48,14 @@ class MCLMCState(NamedTuple):
     """One chain.
 
     Attributes:
-      params: the position; random parameters and point estimates.
+      position: parameters, random ones and point estimates, and the gradient there.
       velocity: of length sqrt(D), in the structure of the random parameters; None if adjusted.
       iteration: transitions so far.
       step_size, inverse_mass, dual_averaging, moments, num_divergent: see
         `core.adaptation.Learned`.
     """
 
-    params: Params
+    position: Position
     velocity: Params | None
     iteration: jax.Array
     step_size: jax.Array
@@ -148,7 +148,7 @@ def mclmc(
         dtype = jax.tree.leaves(random)[0].dtype
         size = jnp.array(length if step_size is None else step_size, dtype)
         return MCLMCState(
-            params,
+            hamiltonian.start(log_joint, params),
             None if adjusted else microcanonical.random_velocity(velocity_key, random),
             jnp.zeros((), jnp.int32),
             size,
@@ -160,16 +160,17 @@ def mclmc(
 
     def attempt(
         rng_key: jax.Array, state: MCLMCState, data: Data, size: jax.Array
-    ) -> tuple[tuple[Params, Params | None], Info]:
+    ) -> tuple[tuple[Position, Params | None], Info]:
         """One transition: the next position and velocity, and info."""
         keys = [jax.random.fold_in(rng_key, i) for i in range(3)]
-        random, _ = log_joint.partition(state.params)
+        params = state.position.params
+        random, _ = log_joint.partition(params)
         fresh = microcanonical.random_velocity(keys[0], random)
         num_steps = route.num_steps(size, state.iteration)
         path = microcanonical.trajectory(
             keys[1],
             log_joint,
-            state.params,
+            state.position,
             fresh if adjusted else state.velocity,
             data,
             step_size=size,
@@ -178,10 +179,10 @@ def mclmc(
             decoherence_length=None if adjusted else length,
             progress=progress,
         )
-        value = log_joint(state.params, data)
-        change = log_joint.difference(path.params, state.params, data)
+        value = log_joint(params, data)
+        change = log_joint.difference(path.position.params, params, data)
         energy_error = path.kinetic_change - change
-        finite = jnp.isfinite(energy_error) & trees.all_finite((path.params, path.velocity))
+        finite = jnp.isfinite(energy_error) & trees.all_finite((path.position, path.velocity))
         variance = path.squared_errors / (num_steps * num_dimensions).astype(size.dtype)
         too_large = (
             energy_error > divergence_threshold if adjusted else ~(variance < DIVERGENT_VARIANCE)
@@ -203,21 +204,21 @@ def mclmc(
             info["energy_variance"] = jnp.where(divergent, DIVERGENT_VARIANCE, variance)
         # A fresh velocity leads elsewhere than the one that led to a divergence.
         velocity = None if adjusted else trees.select(accepted, path.velocity, fresh)
-        return (trees.select(accepted, path.params, state.params), velocity), info
+        return (trees.select(accepted, path.position, state.position), velocity), info
 
     def step(rng_key: jax.Array, state: MCLMCState, data: Data) -> tuple[MCLMCState, Info]:
         try_size = functools.partial(attempt, rng_key, state, data)
         if adapts_step_size:
             is_first = state.iteration == 0
-            (params, velocity), info = attempt_until_likely(try_size, state.step_size, is_first)
+            (position, velocity), info = attempt_until_likely(try_size, state.step_size, is_first)
         else:
-            (params, velocity), info = try_size(state.step_size)
+            (position, velocity), info = try_size(state.step_size)
         num_done = state.iteration + 1
         learned = adaptation.adapt(
             burn_in,
             num_done,
             state.learned._replace(step_size=info["step_size"]),
-            log_joint.partition(params)[0],
+            log_joint.partition(position.params)[0],
             info["acceptance_probability"],
             info["divergent"],
         )
@@ -226,7 +227,7 @@ def mclmc(
                 burn_in, num_done, info["step_size"], info["energy_variance"], energy_variance
             )
             learned = learned._replace(step_size=size)
-        return MCLMCState(params, velocity, num_done, *learned), info
+        return MCLMCState(position, velocity, num_done, *learned), info
 
     def pool(states: MCLMCState) -> MCLMCState:
         learned = adaptation.pool(states.learned)
@@ -237,7 +238,7 @@ def mclmc(
         return trees.select(during_burn_in, states._replace(**learned._asdict()), states)
 
     def sample(rng_key: jax.Array, state: MCLMCState, num_draws: int) -> Params:
-        return repeat(state.params, num_draws)
+        return repeat(state.position.params, num_draws)
 
     adapts = num_burn_in > 0 and (adapts_step_size or adapt_mass_matrix)
     return Method(init, step, sample, pool if adapts else None)

@@ -17,7 +17,12 @@ import jax.numpy as jnp
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.hamiltonian import Progress, largest_over_chains, tell_progress
+from haiku_posteriors.core.hamiltonian import (
+    Position,
+    Progress,
+    largest_over_chains,
+    tell_progress,
+)
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 
@@ -26,14 +31,14 @@ class Path(NamedTuple):
     """Where a trajectory ends, and what it did to the energy.
 
     Attributes:
-      params: the position at the end.
+      position: the end, with the gradient there.
       velocity: there, in the structure of the random parameters.
       kinetic_change: the sum over kicks of -log |their Jacobian|, so that the energy's change is
         kinetic_change - (log p at the end - log p at the start).
       squared_errors: the sum over steps of the square of that change in each.
     """
 
-    params: Params
+    position: Position
     velocity: Params
     kinetic_change: jax.Array
     squared_errors: jax.Array
@@ -96,7 +101,7 @@ def kick(velocity: Params, gradient: Params, time: jax.Array) -> tuple[Params, j
 def trajectory(
     rng_key: jax.Array,
     log_joint: LogJoint,
-    params: Params,
+    position: Position,
     velocity: Params,
     data: Data,
     *,
@@ -113,12 +118,12 @@ def trajectory(
     Without refreshment it is deterministic, and run backwards (from the end, with the velocity
     turned round) it returns to its start. With refreshment, every path is as likely as the same one
     backwards, but for the kicks' Jacobians: the change of energy is the same in both cases.
-    The gradients are taken at one place in the program, as in `core.hamiltonian.leapfrog`.
+    The first gradient is known from the trajectory before, as in `core.hamiltonian.leapfrog`.
 
     Args:
       rng_key: of this trajectory alone.
       log_joint: the target.
-      params: the position.
+      position: see `core.hamiltonian.start`.
       velocity: of length sqrt(D), in the structure of the random parameters.
       data: the whole data set.
       step_size: e, a scalar.
@@ -128,30 +133,32 @@ def trajectory(
       progress: see `core.hmc.hmc`.
 
     Returns:
-      The end; after num_steps + 1 gradients.
+      The end; after as many gradients as steps.
     """
-    random, point_estimates = log_joint.partition(params)
+    random, point_estimates = log_joint.partition(position.params)
     scale = jax.tree.map(jnp.sqrt, inverse_mass)
 
     def terms(moving: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         log_prior, log_likelihood = log_joint.terms(trees.merge(moving, point_estimates), data)
         return log_prior + log_likelihood, (log_prior, log_likelihood)
 
+    def turn(velocity: Params, gradient: Params, time: jax.Array) -> tuple[Params, jax.Array]:
+        return kick(velocity, jax.tree.map(jnp.multiply, gradient, scale), time)
+
     def body(index: jax.Array, carry: tuple) -> tuple:
-        position, velocity, kinetic, opening, squares, before = carry
+        random, velocity, _, kinetic, opening, squares, before = carry
         # vmapped chains share the loop: one whose own steps are done stands still.
         ends_step, begins_step = (index > 0) & (index <= num_steps), index < num_steps
         drift = jnp.where(ends_step, step_size, 0.0)
-        position = jax.tree.map(lambda w, v, s: w + drift * s * v, position, velocity, scale)
-        (_, now), gradient = jax.value_and_grad(terms, has_aux=True)(position)
-        gradient = jax.tree.map(jnp.multiply, gradient, scale)
+        random = jax.tree.map(lambda w, v, s: w + drift * s * v, random, velocity, scale)
+        (_, now), gradient = jax.value_and_grad(terms, has_aux=True)(random)
         last = jnp.where(ends_step, step_size / 2, 0.0)
         first = jnp.where(begins_step, step_size / 2, 0.0)
         if decoherence_length is None:  # kicks by the same gradient are one
-            velocity, change = kick(velocity, gradient, last + first)
+            velocity, change = turn(velocity, gradient, last + first)
             kinetic += change
         else:
-            velocity, closing = kick(velocity, gradient, last)
+            velocity, closing = turn(velocity, gradient, last)
             # Prior and likelihood apart. Their sums resolve some 1e-7 of themselves, which is
             # enough for an error that is itself a small part of sqrt(D).
             gained = sum(jax.tree.leaves(jax.tree.map(jnp.subtract, now, before)))
@@ -159,16 +166,21 @@ def trajectory(
             amount = jnp.sqrt(jnp.expm1(2 * step_size / decoherence_length))
             refreshed = refresh(jax.random.fold_in(rng_key, index), velocity, amount)
             velocity = trees.select(ends_step, refreshed, velocity)
-            velocity, opening = kick(velocity, gradient, first)
+            velocity, opening = turn(velocity, gradient, first)
             kinetic += closing + opening
         tell_progress(progress, index)
-        return position, velocity, kinetic, opening, squares, now
+        return random, velocity, gradient, kinetic, opening, squares, now
 
-    zero = jnp.zeros_like(step_size)
-    start = (random, velocity, zero, zero, zero, (zero, zero))
     longest = largest_over_chains(num_steps)
-    position, velocity, kinetic, _, squares, _ = jax.lax.fori_loop(0, longest + 1, body, start)
-    return Path(trees.merge(position, point_estimates), velocity, kinetic, squares)
+    num_unknown = largest_over_chains((~position.is_gradient_known).astype(jnp.int32))
+    first = jnp.where(num_unknown == 0, step_size / 2, 0.0)
+    velocity, opening = turn(velocity, position.gradient, first)
+    start = (random, velocity, position.gradient, opening, opening, jnp.zeros_like(step_size))
+    random, velocity, gradient, kinetic, _, squares, _ = jax.lax.fori_loop(
+        1 - num_unknown, longest + 1, body, (*start, terms(random)[1])
+    )
+    end = Position(trees.merge(random, point_estimates), gradient, jnp.array(True))
+    return Path(end, velocity, kinetic, squares)
 
 
 def _to_speed(velocity: Params) -> Params:

@@ -233,7 +233,7 @@ def test_point_estimates_stay_and_random_parameters_move():
     start = log_joint.init(jax.random.key(3))
     state = method.init(jax.random.key(0), start)
     state, _ = jax.jit(method.step)(jax.random.key(1), state, NETWORK_DATA)
-    for name, leaf in trees.named_leaves(state.params).items():
+    for name, leaf in trees.named_leaves(state.position.params).items():
         same = np.array_equal(leaf, trees.named_leaves(start)[name])
         assert same != ("linear_1" in name)
     assert trees.size(state.velocity) == 5

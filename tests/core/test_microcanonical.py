@@ -11,7 +11,7 @@ import scipy.integrate
 from scenarios import NO_DATA, gumbel, target_of_density, target_of_prior
 from scipy.stats import special_ortho_group
 
-from haiku_posteriors.core import trees
+from haiku_posteriors.core import hamiltonian, trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
@@ -77,14 +77,14 @@ def test_the_change_of_energy_is_the_jacobian_of_the_trajectory(double):
         path = trajectory(
             jax.random.key(0),
             log_joint,
-            {"x": {"w": w}},
+            hamiltonian.start(log_joint, {"x": {"w": w}}),
             {"x": {"w": v}},
             NO_DATA_64,
             step_size=jnp.array(0.3),
             inverse_mass={"x": {"w": scales**2}},
             num_steps=jnp.array(4),
         )
-        return path.params["x"]["w"], path.velocity["x"]["w"], path.kinetic_change
+        return path.position.params["x"]["w"], path.velocity["x"]["w"], path.kinetic_change
 
     def tangents(v):
         return np.linalg.svd(np.asarray(v)[None])[2][1:]
@@ -127,30 +127,34 @@ def test_trajectories_are_reversible_and_energy_errors_of_second_order(double):
     velocity = random_velocity(jax.random.key(1), params)
 
     @jax.jit
-    def run(params, velocity, step_size, num_steps):
+    def run(position, velocity, step_size, num_steps):
         path = trajectory(
             jax.random.key(0),
             log_joint,
-            params,
+            position,
             velocity,
             data,
             step_size=step_size,
             inverse_mass=mass,
             num_steps=num_steps,
         )
-        return path, path.kinetic_change - log_joint.difference(path.params, params, data)
+        change = log_joint.difference(path.position.params, position.params, data)
+        return path, path.kinetic_change - change
 
-    there, error = run(params, velocity, 0.02, 40)
-    moved = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), there.params, params)
+    start = hamiltonian.start(log_joint, params)
+    there, error = run(start, velocity, 0.02, 40)
+    moved = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), there.position.params, params)
     assert min(jax.tree.leaves(moved)) > 0.1
-    back, back_error = run(there.params, jax.tree.map(jnp.negative, there.velocity), 0.02, 40)
-    for a, b in zip(jax.tree.leaves(back.params), jax.tree.leaves(params), strict=True):
+    # The way back begins with the gradient that was known at the end of the way there.
+    assert there.position.is_gradient_known and not start.is_gradient_known
+    back, back_error = run(there.position, jax.tree.map(jnp.negative, there.velocity), 0.02, 40)
+    for a, b in zip(jax.tree.leaves(back.position.params), jax.tree.leaves(params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-10)
     for a, b in zip(jax.tree.leaves(back.velocity), jax.tree.leaves(velocity), strict=True):
         np.testing.assert_allclose(-a, b, atol=1e-9)
     assert float(back_error) == pytest.approx(-float(error), abs=1e-9)
 
-    errors = np.array([run(params, velocity, 0.02 / 2**i, 17 * 2**i)[1] for i in range(4)])
+    errors = np.array([run(start, velocity, 0.02 / 2**i, 17 * 2**i)[1] for i in range(4)])
     assert abs(errors[0]) > 1e-3
     np.testing.assert_allclose(errors[:-1] / errors[1:], 4, rtol=0.1)
 
@@ -186,14 +190,14 @@ def test_float32_resolves_the_change_of_energy_of_a_million_parameters():
         path = jax.jit(trajectory, static_argnums=1)(
             jax.random.key(0),
             log_joint,
-            params,
+            hamiltonian.start(log_joint, params),
             {"x": {"w": velocity_of(direction).astype(dtype)}},
             data,
             step_size=jnp.array(0.3, dtype),
             inverse_mass={"x": {"w": jnp.ones((), dtype)}},
             num_steps=jnp.array(5),
         )
-        return float(path.kinetic_change - log_joint.difference(path.params, params, data))
+        return float(path.kinetic_change - log_joint.difference(path.position.params, params, data))
 
     single = energy_error(np.float32)
     with jax.enable_x64(True):

@@ -93,7 +93,7 @@ def estimate(
             factor = math.exp(acceptance - TARGET_ACCEPT)
             state = state._replace(step_size=state.step_size * factor)
         else:
-            draws = jax.tree.map(lambda leaf: leaf[:, None], state.params)
+            draws = jax.tree.map(lambda leaf: leaf[:, None], state.position.params)
             found = {
                 "predictions": predict(draws, test).outputs,
                 "log-joint": infos[-1]["log_joint"],
@@ -156,7 +156,7 @@ def _with_masses_of(
 
 
 def _gradients(infos: list[dict[str, np.ndarray]]) -> int:
-    return sum(int(np.sum(info["num_leapfrog_steps"] + 1)) for info in infos)
+    return sum(int(np.sum(info["num_leapfrog_steps"])) for info in infos)
 
 
 def _report(
