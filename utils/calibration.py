@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from haiku_posteriors.core import METHODS, simulation, trees
+from haiku_posteriors.core import METHODS, simulation
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.errors import UserError, unknown_name
 from haiku_posteriors.core.likelihoods import PARAMETER_GROUP, gaussian
@@ -59,10 +59,8 @@ def _make_full_batch(name: str, **settings: object) -> Callable[[LogJoint, int],
 # A new method is one entry here; the slow tests take those that claim to be exact from it.
 RECIPES = {
     "hmc": Recipe(_make("hmc", num_burn_in=300, target_accept=0.9), 300, 15, True),
-    "smc": Recipe(_make("smc", num_particles=200, num_moves=2), 60, None, True),
-    "sgmcmc": Recipe(
-        _make_full_batch("sgmcmc", sampler=sghmc(1e-4, 0.9)), 20_000, 1_000, False
-    ),
+    "smc": Recipe(_make("smc", num_particles=100, max_num_leapfrog_steps=50), 50, None, True),
+    "sgmcmc": Recipe(_make_full_batch("sgmcmc", sampler=sghmc(1e-4, 0.9)), 20_000, 1_000, False),
     "mean_field_vi": Recipe(
         _make_full_batch("mean_field_vi", sigma_init=0.01, num_samples=4), 4_000, None, False
     ),
@@ -156,8 +154,3 @@ def simulate(
 
     for first in range(0, num_data_sets, at_once):
         yield devices.to_host(calibrate(np.arange(first, first + at_once)))
-
-
-def num_weights(log_joint: LogJoint) -> int:
-    """Of the network and the noise."""
-    return trees.size(log_joint.shapes)

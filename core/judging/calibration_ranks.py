@@ -150,6 +150,19 @@ def deviation(values: np.ndarray, envelope: Envelope) -> Deviation:
     )
 
 
+def lag_one_correlations(draws: np.ndarray) -> np.ndarray:
+    """Correlation of neighbouring draws, pooled over data sets, (quantities,).
+
+    Near -1 / n where draws are independent. Far above 0 the ranks are not uniform even if every
+    draw is exact.
+    """
+    centred = draws - draws.mean(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.mean(centred[:, 1:] * centred[:, :-1], axis=(0, 1)) / np.mean(
+            centred**2, axis=(0, 1)
+        )
+
+
 def overall_p_value(deviations: list[Deviation]) -> float:
     """Of several quantities of the same data sets: the least times their number, at most 1."""
     return min(1.0, len(deviations) * min(d.p_value for d in deviations))
