@@ -12,6 +12,7 @@ import numpy as np
 from tabulate import tabulate
 from tqdm import tqdm
 
+from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import calibration_ranks
 from haiku_posteriors.core.judging.calibration_ranks import Deviation, Envelope
@@ -58,9 +59,7 @@ def calibrate(method: str, settings: Settings, directory: pathlib.Path) -> None:
         num_data_sets=settings.num_data_sets,
         num_draws=settings.num_draws,
         num_steps=settings.num_steps or recipe.num_steps,
-        thinning=recipe.thinning
-        if recipe.thinning is None
-        else settings.thinning or recipe.thinning,
+        thinning=recipe.thinning and (settings.thinning or recipe.thinning),
         seed=settings.seed,
     )
     collected = []
@@ -96,9 +95,7 @@ def calibrate(method: str, settings: Settings, directory: pathlib.Path) -> None:
         "ranks": {name: column.tolist() for name, column in zip(names, ranks.T, strict=True)},
     }
     files.write_json(directory / f"calibration_{method}.json", content)
-    print(
-        f"\n{title} after {settings.num_rows} rows, {calibration.num_weights(problem)} parameters"
-    )
+    print(f"{title}, {settings.num_rows} rows, {trees.size(problem.shapes)} parameters")
     print(table(names, deviations, correlations))
     if not finite.all():
         print(f"{np.sum(~finite)} data sets gave draws that are not finite and are left out.")
