@@ -59,7 +59,9 @@ def _make_full_batch(name: str, **settings: object) -> Callable[[LogJoint, int],
 # A new method is one entry here; the slow tests take those that claim to be exact from it.
 RECIPES = {
     "hmc": Recipe(_make("hmc", num_burn_in=300, target_accept=0.9), 300, 15, True),
+    "adjusted_mclmc": Recipe(_make("adjusted_mclmc", num_burn_in=300), 300, 15, True),
     "smc": Recipe(_make("smc", num_particles=100, max_num_leapfrog_steps=50), 50, None, True),
+    "mclmc": Recipe(_make("mclmc", num_burn_in=300), 300, 15, False),
     "sgmcmc": Recipe(_make_full_batch("sgmcmc", sampler=sghmc(1e-4, 0.9)), 20_000, 1_000, False),
     "mean_field_vi": Recipe(
         _make_full_batch("mean_field_vi", sigma_init=0.01, num_samples=4), 4_000, None, False
