@@ -41,7 +41,7 @@ FLAGS = (
     Flag("target_accept", "float", 0.8, "Acceptance that the adapted step size aims at."),
     Flag("trajectory_len", "float", None, "Trajectory length.", "pi/2 prior standard deviations"),
     Flag("trajectory_jitter", "float", 0.5, "Trajectory lengths vary by up to this fraction."),
-    Flag("max_num_leapfrog_steps", "integer", 100, "Maximum leapfrog steps per trajectory."),
+    Flag("max_num_leapfrog_steps", "integer", 250, "Maximum leapfrog steps per trajectory."),
     Flag("adapt_mass_matrix", "bool", False, "Masses from the variances over particles."),
     Flag("eval_freq", "integer", 10, "Temperatures between evaluations.", lower_bound=1),
     Flag("save_freq", "integer", 10, "Temperatures between checkpoints.", lower_bound=1),

@@ -100,7 +100,7 @@ def smc(
     target_accept: float = 0.8,
     trajectory_length: float | None = None,
     trajectory_jitter: float = DEFAULT_JITTER,
-    max_num_leapfrog_steps: int = 100,
+    max_num_leapfrog_steps: int = 250,
     adapt_mass_matrix: bool = False,
     particles_at_once: int | None = None,
     progress: Progress | None = None,
