@@ -10,35 +10,14 @@ import functools
 from collections.abc import Sequence
 
 from haiku_posteriors.core import collapse, hmc
-from haiku_posteriors.utils import cmd_args_utils, script_utils, tasks
+from haiku_posteriors.utils import chain_runs, cmd_args_utils, script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.logging_utils import Ticker
-from haiku_posteriors.utils.report import chain_diagnostics
 from haiku_posteriors.utils.settings import Settings
-from haiku_posteriors.utils.stages import warm_start
 
 FLAGS = (
-    Flag("step_size", "float", None, "Leapfrog step size.", "adapted in burn-in"),
-    Flag(
-        "trajectory_len",
-        "float",
-        None,
-        "Trajectory length.",
-        "pi/2 prior standard deviations",
-    ),
-    cmd_args_utils.WARM_START,
-    *cmd_args_utils.NUM_ITERATIONS,
-    Flag(
-        "num_burn_in_iterations",
-        "integer",
-        None,
-        "Transitions that are not kept.",
-        "200 or half of num_iterations; none with a given step_size",
-        lower_bound=0,
-    ),
-    Flag("max_num_leapfrog_steps", "integer", 10_000, "Maximum leapfrog steps per trajectory."),
+    *cmd_args_utils.CHAINS,
     Flag("no_mh", "bool", False, "Accept every proposal that does not diverge."),
-    Flag("num_chains", "integer", 4, "Number of chains.", lower_bound=1),
     Flag("target_accept", "float", 0.9, "Acceptance that the adapted step size aims at."),
     Flag(
         "adapt_mass_matrix",
@@ -60,9 +39,6 @@ FLAGS = (
         False,
         "Integrate out the output layer and redraw it at each draw; for one Gaussian noise.",
     ),
-    Flag("thinning", "integer", 1, "Keep every k-th draw.", lower_bound=1),
-    Flag("eval_freq", "integer", 50, "Iterations between evaluations.", lower_bound=1),
-    Flag("save_freq", "integer", 50, "Iterations between checkpoints.", lower_bound=1),
 )
 GROUPS = {**cmd_args_utils.PROBLEM, "HMC": FLAGS}
 
@@ -70,20 +46,14 @@ GROUPS = {**cmd_args_utils.PROBLEM, "HMC": FLAGS}
 def run(settings: Settings) -> None:
     """Runs the chains, judges them, and leaves the run in its folder."""
     task = tasks.load_task("hmc", settings)
-    settings, log_joint = task.settings, task.log_joint
-    starts = warm_start.given_starts(task)
-    burn_in, thinning = settings.num_burn_in_iterations, settings.thinning
-    length = settings.trajectory_len
-    length = hmc.default_length(log_joint) if length is None else length
-    rules = chain_diagnostics.ChainRules(burn_in, length)
-    ticker = Ticker()
-    build = functools.partial(hmc.hmc, log_joint)
+    settings, ticker = task.settings, Ticker()
+    build = functools.partial(hmc.hmc, task.log_joint)
     if settings.collapse_output:
-        build = functools.partial(collapse.collapsed_hmc, log_joint, task.dataset.x_train)
+        build = functools.partial(collapse.collapsed_hmc, task.log_joint, task.dataset.x_train)
     method = build(
         step_size=settings.step_size,
-        trajectory_length=length,
-        num_burn_in=burn_in,
+        trajectory_length=chain_runs.trajectory_length(task),
+        num_burn_in=settings.num_burn_in_iterations,
         target_accept=settings.target_accept,
         adapt_mass_matrix=settings.adapt_mass_matrix,
         trajectory_jitter=settings.trajectory_jitter,
@@ -91,24 +61,7 @@ def run(settings: Settings) -> None:
         metropolis=not settings.no_mh,
         progress=ticker,
     )
-    directory = tasks.open_folder(task)
-    starts = warm_start.train_starts(task, directory, starts)
-    tasks.execute(
-        task,
-        directory,
-        method,
-        num_chains=settings.num_chains,
-        num_steps=settings.num_iterations,
-        initial_params=starts,
-        collects=lambda done: done > burn_in and (done - burn_in) % thinning == 0,
-        keep_history=True,
-        enough=rules.enough() if settings.until_converged else None,
-        ticker=ticker,
-        unit="iteration",
-        judge=lambda directory, result: chain_diagnostics.report_chains(
-            directory, result, rules, remarks=warm_start.notes(settings, starts)
-        ),
-    )
+    chain_runs.run_chains(task, method, ticker)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -38,7 +38,8 @@ RUNS = {
     ),
     run_mclmc: (
         "--num_iterations=24 --num_burn_in_iterations=12 --eval_freq=8 --save_freq=4 "
-        "--num_chains=2 --trajectory_len=0.05 --bias_iterations=6 --learn_noise"
+        "--num_chains=2 --trajectory_len=0.05 --warm_start_epochs=300 --bias_iterations=6 "
+        "--learn_noise"
     ),
     run_sgmcmc: (
         "--num_epochs=8000 --num_burnin_epochs=1000 --ensemble_freq=500 --eval_freq=4000 "

@@ -156,16 +156,26 @@ OPTIMIZER = (
     *MINIBATCHES,
     Flag("optimizer", "enum", None, "Optimizer.", BY_DATA, choices=OPTIMIZERS),
 )
-WARM_START = Flag(
-    "warm_start_epochs",
-    "integer",
-    None,
-    "Epochs of Adam, at most, that train one network for each chain to start from; 0: chains start "
-    "from the prior.",
-    "some 5,000 updates; none with an init_checkpoint or a step_size",
-    lower_bound=0,
-)
-NUM_ITERATIONS = (
+CHAINS = (
+    Flag("step_size", "float", None, "Leapfrog step size.", "adapted in burn-in"),
+    Flag(
+        "trajectory_len",
+        "float",
+        None,
+        "Length of a transition.",
+        "pi/2 prior standard deviations",
+    ),
+    Flag("max_num_leapfrog_steps", "integer", 10_000, "Maximum leapfrog steps per transition."),
+    Flag("num_chains", "integer", 4, "Number of chains.", lower_bound=1),
+    Flag(
+        "warm_start_epochs",
+        "integer",
+        None,
+        "Epochs of Adam, at most, that train one network for each chain to start from; 0: chains "
+        "start from the prior.",
+        "some 5,000 updates; none with an init_checkpoint or a step_size",
+        lower_bound=0,
+    ),
     Flag(
         "num_iterations",
         "integer",
@@ -181,6 +191,17 @@ NUM_ITERATIONS = (
         "End as soon as the verdict is converged.",
         "unless num_iterations or step_size is given",
     ),
+    Flag(
+        "num_burn_in_iterations",
+        "integer",
+        None,
+        "Transitions that are not kept.",
+        "200 or half of num_iterations; none with a given step_size",
+        lower_bound=0,
+    ),
+    Flag("thinning", "integer", 1, "Keep every k-th draw.", lower_bound=1),
+    Flag("eval_freq", "integer", 50, "Iterations between evaluations.", lower_bound=1),
+    Flag("save_freq", "integer", 50, "Iterations between checkpoints.", lower_bound=1),
 )
 PROBLEM: Groups = {"Data": DATA, "Model": MODEL, "Run": RUN}
 HELP = Flag("help", "bool", False, "Print the flags and exit.")

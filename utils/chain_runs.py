@@ -1,0 +1,64 @@
+"""What scripts of Markov chains share: from a method to judged chains in their folder."""
+
+from collections.abc import Callable
+
+from haiku_posteriors.core import hmc
+from haiku_posteriors.core.judging.bias import BiasReport
+from haiku_posteriors.core.method import Method
+from haiku_posteriors.utils import tasks
+from haiku_posteriors.utils.logging_utils import Ticker
+from haiku_posteriors.utils.report import chain_diagnostics
+from haiku_posteriors.utils.report.chain_diagnostics import ChainRules
+from haiku_posteriors.utils.stages import warm_start
+from haiku_posteriors.utils.tasks import Task
+from haiku_posteriors.utils.train_utils import RunResult
+
+
+def trajectory_length(task: Task) -> float:
+    """The given one, or the default of HMC."""
+    given = task.settings.trajectory_len
+    return hmc.default_length(task.log_joint) if given is None else given
+
+
+def run_chains(
+    task: Task,
+    method: Method,
+    ticker: Ticker,
+    adjusted: bool = True,
+    estimate_bias: Callable[[RunResult], BiasReport] | None = None,
+) -> None:
+    """Runs the chains, judges them, and leaves the run in its folder.
+
+    Args:
+      task: what to work on, with the flags `cmd_args_utils.CHAINS`.
+      method: of one chain.
+      ticker: what it tells of its progress within a transition.
+      adjusted: whether it has a Metropolis test.
+      estimate_bias: of a method without one, from the result.
+    """
+    settings = task.settings
+    given = warm_start.given_starts(task)
+    burn_in, thinning = settings.num_burn_in_iterations, settings.thinning
+    rules = ChainRules(burn_in, trajectory_length(task), adjusted)
+    directory = tasks.open_folder(task)
+    starts = warm_start.train_starts(task, directory, given)
+    tasks.execute(
+        task,
+        directory,
+        method,
+        num_chains=settings.num_chains,
+        num_steps=settings.num_iterations,
+        initial_params=starts,
+        collects=lambda done: done > burn_in and (done - burn_in) % thinning == 0,
+        keep_history=True,
+        enough=rules.enough() if settings.until_converged else None,
+        ticker=ticker,
+        unit="iteration",
+        judge=lambda directory, result: chain_diagnostics.report_chains(
+            directory,
+            result,
+            rules,
+            estimate_bias(result) if estimate_bias else None,
+            warm_start.notes(settings, starts),
+        ),
+    )
