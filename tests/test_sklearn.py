@@ -47,8 +47,14 @@ def classifier():
     return PosteriorClassifier(**QUICK | {"method": "ensemble", "num_chains": 3}).fit(X, LABELS)
 
 
-@parametrize_with_checks([PosteriorRegressor(**QUICK), PosteriorClassifier(**QUICK)])
-def test_scikit_learns_own_checks(estimator, check):
+@parametrize_with_checks([PosteriorClassifier(**QUICK)])
+def test_scikit_learns_own_checks_of_the_classifier(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow  # 50 seconds of a core, as those above, which share most of its code
+@parametrize_with_checks([PosteriorRegressor(**QUICK)])
+def test_scikit_learns_own_checks_of_the_regressor(estimator, check):
     check(estimator)
 
 

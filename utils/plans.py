@@ -107,7 +107,7 @@ def _chains(
     most = min(TRANSITIONS, max(1000, MAX_DRAW_BYTES // bytes_per_step))
     num_steps = wishes.num_steps or most
     burn_in = _burn_in(wishes, num_steps, min(200, num_steps // 2))
-    period = _period(wishes, num_steps - burn_in, num_steps - burn_in)
+    collects = _collection(wishes, num_steps, burn_in)
     options = {"trajectory_length": hmc.default_length(log_joint), **defaults}
     options |= wishes.options or {}
     rules = chain_diagnostics.ChainRules(burn_in, options["trajectory_length"], is_adjusted)
@@ -116,7 +116,7 @@ def _chains(
         make(log_joint, step_size=wishes.step_size, num_burn_in=burn_in, **options),
         num_chains,
         num_steps,
-        collects=lambda done: sgmcmc.collects(done, burn_in, period),
+        collects=collects,
         keep_history=True,
         enough=rules.enough() if ends_by_itself else None,
         diagnose=lambda result: _diagnose_chains(result, rules),
@@ -127,7 +127,7 @@ def _sghmc(log_joint: LogJoint, num_rows: int, wishes: Wishes, momentum_decay: f
     batch_size, batches = _batches(num_rows, wishes)
     num_steps = wishes.num_steps or -(-SAMPLER_UPDATES // batches)
     burn_in = _burn_in(wishes, num_steps, num_steps // 3)
-    period = _period(wishes, num_steps - burn_in, 100)
+    collects = _collection(wishes, num_steps, burn_in, default=100)
     preconditioner = sgmcmc.rmsprop(adaptation_steps=max(burn_in * batches, 1))
     step_size = wishes.step_size or 1e-4
     options = {"momentum_decay": momentum_decay, **(wishes.options or {})}
@@ -140,7 +140,7 @@ def _sghmc(log_joint: LogJoint, num_rows: int, wishes: Wishes, momentum_decay: f
         sgmcmc.sgmcmc(log_joint, sampler, batch_size, **options),
         wishes.num_chains or 4,
         num_steps,
-        collects=lambda done: sgmcmc.collects(done, burn_in, period),
+        collects=collects,
         diagnose=_diagnose_sampler,
     )
 
@@ -224,12 +224,16 @@ def _burn_in(wishes: Wishes, num_steps: int, default: int) -> int:
     return burn_in
 
 
-def _period(wishes: Wishes, num_steps: int, default: int) -> int:
-    """Steps between two draws, so that there are as many as asked for."""
-    wanted = wishes.num_draws or min(default, num_steps)
-    if wanted > num_steps:
-        raise UserError(f"{num_steps} steps after burn-in give no {wanted} draws of each chain.")
-    return num_steps // wanted
+def _collection(
+    wishes: Wishes, num_steps: int, burn_in: int, default: int | None = None
+) -> Callable[[int], bool]:
+    """Which steps give draws: as many as are asked for, evenly, the last of them at the end."""
+    after = num_steps - burn_in
+    wanted = wishes.num_draws or min(default or after, after)
+    if wanted > after:
+        raise UserError(f"{after} steps after burn-in give no {wanted} draws of each chain.")
+    period = after // wanted
+    return lambda done: sgmcmc.collects(done, num_steps - wanted * period, period)
 
 
 def _refuse_burn_in(wishes: Wishes) -> None:
