@@ -85,7 +85,7 @@ def estimate(
     after: dict[str, list[np.ndarray]] = {name: [] for name in before}
     infos = []
     for iteration in range(num_iterations):
-        state, info, _ = program.run(state, data, iteration, iteration + 1)
+        state, info, *_ = program.run(state, data, iteration, iteration + 1)
         infos.append(devices.to_host(info))
         acceptance = float(np.mean(infos[-1]["acceptance_probability"]))
         if iteration < num_relaxing:
