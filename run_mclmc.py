@@ -23,7 +23,7 @@ FLAGS = (
     Flag(
         "energy_variance",
         "float",
-        5e-4,
+        1e-4,
         "Squared energy error per step and dimension that unadjusted steps aim at.",
     ),
     Flag("target_accept", "float", 0.8, "Acceptance that adjusted steps aim at."),

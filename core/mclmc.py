@@ -74,7 +74,7 @@ def mclmc(
     log_joint: LogJoint,
     *,
     adjusted: bool = False,
-    energy_variance: float = 5e-4,
+    energy_variance: float = 1e-4,
     target_accept: float = 0.8,
     step_size: float | None = None,
     trajectory_length: float | None = None,

@@ -14,19 +14,19 @@ from haiku_posteriors.utils.stages import bias
 from haiku_posteriors.utils.train_utils import Run
 
 RANDOM = np.random.default_rng(0)
-INPUTS = RANDOM.normal(size=(12, 6))
-TARGETS = INPUTS @ RANDOM.normal(size=(6, 1)) + RANDOM.normal(size=(12, 1))
+INPUTS = RANDOM.normal(size=(20, 20))
+TARGETS = INPUTS @ RANDOM.normal(size=(20, 1)) + RANDOM.normal(size=(20, 1))
 DATASET = data_utils.from_arrays(INPUTS, TARGETS, INPUTS, TARGETS, standardize=False)
 LOG_JOINT = make_log_joint(
     lambda inputs: hk.Linear(1)(inputs),
     DATASET.x_train,
     make_prior(1.0),
-    gaussian(2.0, learn_noise=True),
+    gaussian(5.0, learn_noise=True),
 )
 
 
 def estimate(num_iterations=40, **settings):
-    method = mclmc(LOG_JOINT, num_burn_in=0, **settings)
+    method = mclmc(LOG_JOINT, num_burn_in=100, **settings)
     run = Run(
         LOG_JOINT,
         DATASET,
@@ -52,10 +52,9 @@ def estimate(num_iterations=40, **settings):
     return report, said
 
 
-@pytest.mark.parametrize(("step_size", "biased"), [(0.1, False), (1.0, True)])
-def test_a_large_step_is_seen_and_a_small_one_passes(step_size, biased):
-    """At a step of 1.0 spreads are some 20 % too wide."""
-    report, said = estimate(step_size=step_size)
+@pytest.mark.parametrize(("energy_variance", "biased"), [(1e-6, False), (0.2, True)])
+def test_a_large_step_is_seen_and_a_small_one_passes(energy_variance, biased):
+    report, said = estimate(energy_variance=energy_variance)
     assert len(said) == 4 and report.acceptance > 0.5 and report.num_gradients > 32 * 40
     expected = {"predictions", "log-joint", "noise"}
     assert {name.split(",")[0] for name in report.shifts} == expected
@@ -64,6 +63,12 @@ def test_a_large_step_is_seen_and_a_small_one_passes(step_size, biased):
         assert "biased" in report.problems[0] and "--adjusted" in report.problems[0]
 
 
+def test_chains_that_stand_still_are_a_problem():
+    """From the prior, steps that are much too long are all taken back."""
+    report, said = estimate(step_size=1.0)
+    assert not said and "stands still" in report.problems[0]
+
+
 def test_no_estimate_is_a_note():
-    report, said = estimate(num_iterations=0, step_size=0.1)
+    report, said = estimate(num_iterations=0, energy_variance=1e-3)
     assert not said and not report.problems and "not known" in report.notes[0]
