@@ -45,7 +45,6 @@ def rank_panels(
         )
         above.stairs(counts, edges, color=BLUE, linewidth=1.5)
         above.set_title(name)
-        above.set_ylim(bottom=0)
         empirical, points = calibration_ranks.distribution(values, num_draws)
         below.fill_between(points, low - points, high - points, color=GREY, alpha=0.35, step="post")
         outside = np.any((empirical < low) | (empirical > high))
@@ -57,6 +56,7 @@ def rank_panels(
             linewidth=1.5,
         )
         below.set_xlabel("rank / draws")
+    axes[0, 0].set_ylim(bottom=0)  # once all are drawn: it ends the scaling of the shared axis
     axes[0, 0].set_ylabel("data sets")
     axes[1, 0].set_ylabel("distribution - uniform")
     tidy(*axes.ravel())
