@@ -20,13 +20,13 @@ from haiku_posteriors.utils.settings import Settings
 FLAGS = (
     Flag(
         "reference",
-        "string",
+        "path",
         None,
         "Run folder, or file of class probabilities (.csv, .csv.gz, .npz).",
     ),
     Flag(
         "candidates",
-        "strings",
+        "paths",
         [],
         "Run folders or files, separated by commas; may be given several times.",
     ),
@@ -36,7 +36,7 @@ FLAGS = (
         None,
         "For files of probabilities: a file of test labels, or the name of a data set.",
     ),
-    Flag("data_dir", "string", None, "Folder with data files.", "the one of each run"),
+    Flag("data_dir", "path", None, "Folder with data files.", "the one of each run"),
     Flag("dir", "string", "runs/comparison", "Folder of the report."),
 )
 GROUPS = {"Comparison": FLAGS}
@@ -77,7 +77,7 @@ def compare(
 
 def open_run_or_file(name: str) -> OpenedRun:
     """Opens a run's folder, or a file of class probabilities."""
-    path = pathlib.Path(name).expanduser()
+    path = pathlib.Path(name)
     if not path.is_dir() and prediction_files.is_prediction_file(path):
         return prediction_files.open_predictions(path)
     return run_folders.open_run(path)
@@ -86,9 +86,8 @@ def open_run_or_file(name: str) -> OpenedRun:
 def run(settings: Settings) -> None:
     """Compares what the flags name."""
     tasks.show_if_asked(settings)
-    candidates = [name for group in settings.candidates for name in group.split(",") if name]
     directory = pathlib.Path(settings.dir)
-    compare(settings.reference, candidates, settings.targets, settings.data_dir, directory)
+    compare(settings.reference, settings.candidates, settings.targets, settings.data_dir, directory)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from haiku_posteriors.utils.report import run_folders, uncertainty
 from haiku_posteriors.utils.settings import Settings
 
 FLAGS = (
-    Flag("runs", "list", [], "Folders of finished runs on the same data, separated by commas."),
+    Flag("runs", "paths", [], "Folders of finished runs on the same data, separated by commas."),
     Flag(
         "ood_sets",
         "list",
@@ -26,8 +26,8 @@ FLAGS = (
     ),
     Flag("num_draws", "integer", 50, "Maximum draws per run, evenly chosen.", lower_bound=1),
     Flag("num_rows", "integer", 1000, "Maximum rows per foreign or shifted set.", lower_bound=2),
-    Flag("data_dir", "string", None, "Folder with data files.", "the one of each run"),
-    Flag("dir", "string", None, "Folder of the report.", "'uncertainty' in the first run's folder"),
+    Flag("data_dir", "path", None, "Folder with data files.", "the one of each run"),
+    Flag("dir", "path", None, "Folder of the report.", "'uncertainty' in the first run's folder"),
 )
 GROUPS = {"Evaluation": FLAGS}
 
@@ -52,7 +52,7 @@ def evaluate(
     """
     if not runs:
         raise UserError("Give the folders of finished runs as --runs.")
-    opened = [run_folders.open_run(pathlib.Path(name).expanduser()) for name in runs]
+    opened = [run_folders.open_run(pathlib.Path(name)) for name in runs]
     for other in opened[1:]:
         run_folders.refuse_other_data(other, opened[0])
     if run_folders.needs_float64(opened):

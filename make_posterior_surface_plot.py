@@ -35,7 +35,7 @@ FLAGS = (
     *(
         Flag(
             f"checkpoint{number}",
-            "string",
+            "path",
             None,
             f"Run folder or .safetensors file of the point at {place}.",
         )
@@ -54,8 +54,8 @@ def split_name(name: str | None) -> tuple[pathlib.Path, int | None]:
         raise UserError("Three points are needed: checkpoint1, checkpoint2 and checkpoint3.")
     path, _, chain = name.rpartition("@")
     if path and chain.isdigit():
-        return pathlib.Path(path).expanduser(), int(chain)
-    return pathlib.Path(name).expanduser(), None
+        return pathlib.Path(path), int(chain)
+    return pathlib.Path(name), None
 
 
 def load_point(name: str, log_joint: LogJoint) -> Params:

@@ -14,6 +14,7 @@ from haiku_posteriors.core.errors import UserError, unknown_name
 from haiku_posteriors.utils.datasets import arrays, images, text, uci
 from haiku_posteriors.utils.datasets.embedded import EMBEDDED_SETS
 from haiku_posteriors.utils.datasets.raw import RawData
+from haiku_posteriors.utils.files import expand
 
 
 class Dataset(NamedTuple):
@@ -76,7 +77,7 @@ def load(
     """
     if task is not None and task not in ("classification", "regression"):
         raise unknown_name("task", task, ("classification", "regression"))
-    folder = None if data_dir is None else pathlib.Path(data_dir).expanduser()
+    folder = None if data_dir is None else expand(os.fspath(data_dir), "data_dir")
     if folder is not None and not folder.is_dir():
         raise UserError(f"The data folder {folder} does not exist.")
     raw = _read(name, folder, task)
@@ -130,7 +131,7 @@ def fingerprint(dataset: Dataset) -> str:
 
 def _read(name: str, data_dir: pathlib.Path | None, task: str | None) -> RawData:
     if name.endswith(".npz"):
-        path = pathlib.Path(name).expanduser()
+        path = expand(name, "dataset_name")
         if not path.is_file() and data_dir is not None and (data_dir / name).is_file():
             path = data_dir / name
         return arrays.check_arrays(f"File {path}", *arrays.read_npz(path), task=task)

@@ -112,6 +112,11 @@ class DrawStore:
         if found:
             yield _concatenate(found)
 
+    @property
+    def num_draws(self) -> int:
+        """Of each chain, so far."""
+        return self._num_predicted
+
     def load(self) -> Params:
         """All draws, in memory."""
         return _concatenate(list(self.parts()))

@@ -8,11 +8,14 @@ Counts of parameters below include every weight, bias and normalisation paramete
 """
 
 import functools
+import hashlib
 import importlib
 import inspect
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import haiku as hk
 import jax
@@ -283,23 +286,56 @@ def get_network(name: str, num_outputs: int) -> Network:
             raise unknown_name("network", name, [*NETWORKS, "package.module:function"])
         return lambda inputs: NETWORKS[name](inputs, num_outputs)
 
-    module_name, _, function_name = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module may fail in any way
-        why = f"{type(error).__name__}: {error}"
-        raise UserError(f"Network '{name}': '{module_name}' cannot be imported ({why}).") from error
+    module, (module_name, _, function_name) = _import_module(name), name.partition(":")
     if not hasattr(module, function_name):
         raise UserError(f"Network '{name}': module '{module_name}' has no '{function_name}'.")
     function = getattr(module, function_name)
+    if inspect.isclass(function):
+        raise UserError(
+            f"Network '{name}': '{function_name}' is a class; name a function of the inputs that "
+            f"calls one, such as lambda inputs: {function_name}(...)(inputs)."
+        )
     if not callable(function):
         kind = type(function).__name__
         raise UserError(f"Network '{name}': '{function_name}' is not a function ({kind}).")
-    if "num_outputs" in inspect.signature(function).parameters:
-        return functools.partial(function, num_outputs=num_outputs)
-    return function
+    try:
+        arguments = inspect.signature(function)
+        sized = "num_outputs" in arguments.parameters
+        network = functools.partial(function, num_outputs=num_outputs) if sized else function
+        inspect.signature(network).bind(None)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"Network '{name}': '{function_name}' cannot be called with the inputs alone, or with "
+            "the inputs and num_outputs."
+        ) from None
+    return network
+
+
+def _import_module(name: str) -> ModuleType:
+    module_name = name.partition(":")[0]
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # the user's module may fail in any way
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " "):
+            hint = f"; modules are looked for in {os.getcwd()} and in the folders of PYTHONPATH"
+        raise UserError(
+            f"Network '{name}': '{module_name}' cannot be imported ({why}){hint}."
+        ) from error
+
+
+def source_hash(name: str) -> str | None:
+    """A checksum of the file that defines a network of the user's; None for the built-in ones.
+
+    Of the whole file, since a function may call others there.
+    """
+    if ":" not in name:
+        return None
+    path = getattr(_import_module(name), "__file__", None)
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest() if path else None
 
 
 def default_network_name(task: str, input_shape: tuple[int, ...], input_is_integer: bool) -> str:

@@ -14,7 +14,7 @@ from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
-from haiku_posteriors.utils import cmd_args_utils, files, problem
+from haiku_posteriors.utils import cmd_args_utils, files, locks, models, problem
 from haiku_posteriors.utils import settings as settings_table
 from haiku_posteriors.utils.data_utils import Dataset, fingerprint
 from haiku_posteriors.utils.problem import Problem
@@ -44,6 +44,8 @@ class Task(NamedTuple):
 
 def load_task(method: str, settings: Settings) -> Task:
     """Reads the data, fills in every flag that depends on them, and builds the log-joint."""
+    if settings.dir:
+        files.refuse_unusable(pathlib.Path(settings.dir))
     settings = settings_table.resolve(method, settings)
     known_noise = settings_table.KNOWN_NOISE_STD.get(settings.dataset_name)
     chosen, dataset, log_joint = problem.load_problem(
@@ -54,7 +56,10 @@ def load_task(method: str, settings: Settings) -> Task:
 
 
 def open_folder(task: Task) -> pathlib.Path:
-    """The run's folder, with flags.json; one made by other flags or data is refused."""
+    """The run's folder, with flags.json, locked; one made by other flags or data is refused.
+
+    `execute` unlocks it at its end, or the end of the process.
+    """
     settings = task.settings
     show_if_asked(settings)
     directory = pathlib.Path(settings.dir or _new_name(task))
@@ -63,14 +68,27 @@ def open_folder(task: Task) -> pathlib.Path:
         "method": task.method,
         "dir": str(directory),
         "data": fingerprint(task.dataset),
+        "network_source": models.source_hash(settings.model_name),
     }
     content = json.loads(json.dumps(content))  # as it will be read: tuples become lists
-    if path.is_file():
-        _refuse_other_flags(directory, files.read_json(path), content)
-    elif directory.is_dir() and any(directory.iterdir()):
+    # A lock or a half-written file is what a run leaves that was killed as it began.
+    foreign = directory.is_dir() and any(
+        entry.name != locks.NAME and entry.suffix != ".tmp" for entry in directory.iterdir()
+    )
+    if foreign and not path.is_file():
         raise UserError(f"{directory} is not empty and holds no run; use another --dir.")
-    else:
-        files.write_json(path, content)
+    try:
+        locks.hold(directory)
+        files.drop_leftovers(directory)
+        if not path.is_file():
+            files.write_json(path, content)
+        else:
+            _refuse_other_flags(directory, files.read_json(path), content)
+    except OSError as error:
+        raise UserError(f"{directory} cannot be written to: {error.strerror}.") from error
+    except UserError:
+        locks.release(directory)
+        raise
     return directory
 
 
@@ -88,10 +106,17 @@ def _new_name(task: Task) -> str:
 
 
 def _refuse_other_flags(directory: pathlib.Path, before: dict, now: dict) -> None:
+    same_network = before.get("model_name") == now["model_name"]
+    known = "network_source" in before  # runs of version 0.2.0 do not tell
+    if same_network and known and before["network_source"] != now["network_source"]:
+        raise UserError(
+            f"The file of the network {now['model_name']} has changed since the run in {directory} "
+            "began: put it back as it was, or use another --dir."
+        )
     differing = [
         f"{flag} ({before.get(flag)} there, {now.get(flag)} here)"
-        for flag in sorted(before.keys() | now.keys())
-        if flag not in HARMLESS_FLAGS and before.get(flag) != now.get(flag)
+        for flag in sorted((before.keys() | now.keys()) - {*HARMLESS_FLAGS, "network_source"})
+        if before.get(flag) != now.get(flag)
     ]
     if differing:
         raise UserError(
@@ -168,3 +193,4 @@ def execute(
     print(f"The table is in {directory / 'summary.json'}; all of the run is in {directory}.")
     if drawn:
         print(f"Pictures: {', '.join(map(str, drawn))}")
+    locks.release(directory)

@@ -9,6 +9,7 @@ uninterrupted one bit for bit.
 import dataclasses
 import pathlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from haiku_posteriors.core.judging.predictions import Predictions, join
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, State
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, checkpoint_utils, devices, ensemble_utils
+from haiku_posteriors.utils import chains, checkpoint_utils, devices, ensemble_utils, locks
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.draws import DrawStore
 from haiku_posteriors.utils.files import JsonLines
@@ -115,7 +116,8 @@ class Run:
           keep_history: whether to keep `info` of every step, and not of evaluations alone. For
             methods with one value of each per step, and steps that dwarf a call from the host.
           initial_params: where to start, (num_chains, ...); the method decides by default.
-          directory: where checkpoints, draws and metrics go; nothing is written without it.
+          directory: where checkpoints, draws and metrics go, locked for this process until the
+            end; nothing is written without it.
           tabulate_freq: rows between two headers of the table.
           unit: what a step is called.
           ticker: what the method tells of its progress within a step.
@@ -128,6 +130,9 @@ class Run:
         if not num_collections:
             raise UserError(f"No draws would be collected in {num_steps} {unit}s; run longer.")
         self._directory, self._unit = directory, unit
+        self._release: Callable[[], object] = lambda: None
+        if directory and locks.hold(directory):  # else who holds it already releases it
+            self._release = weakref.finalize(self, locks.release, directory)
         mesh = devices.make_mesh(num_chains)
         pieces = log_joint.num_microbatches
         self._train = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
@@ -139,6 +144,7 @@ class Run:
         self._program = chains.compile_method(method, seed, num_chains, mesh)
         self._predict = ensemble_utils.make_predictor(log_joint, dataset)
         self._seconds = 0.0
+        self._draws_expected: int | None = None  # by the checkpoint, of an earlier session
         self._last_save = time.monotonic()
         self._warned = False
         self.step, self.state = 0, self._program.init(initial_params)
@@ -147,6 +153,12 @@ class Run:
         self._draws_per_block = self._store.draws_per_block(num_chains)
         for part in self._store.parts():
             self._predict_again(part, devices.chain_sharding(mesh))
+        if self._draws_expected not in (None, self._store.num_draws):
+            raise UserError(
+                f"{directory} is damaged: its checkpoint at {unit} {self.step} tells of "
+                f"{self._draws_expected} draws of each chain, and draws/ holds "
+                f"{self._store.num_draws}. Put the missing files back, or use another --dir."
+            )
         self.log = RunLog(
             directory,
             total=num_steps,
@@ -175,27 +187,38 @@ class Run:
             their place, for stages after the last step; the draws are in memory there.
 
         Raises:
-          Interrupted: on Ctrl-C or SIGTERM, after a checkpoint.
+          Interrupted: on Ctrl-C, SIGTERM or SIGHUP, after a checkpoint.
           DivergedError: at a number that is not finite, after a checkpoint of the state before.
         """
+        try:
+            self._finish_steps()
+            if change:
+                self._change_draws(change)
+            return self._result()
+        finally:
+            self._release()
+
+    def _finish_steps(self) -> None:
         try:
             if self.step < self.num_steps:
                 with Interruption() as interruption:
                     self._run_steps(interruption)
-        except Interrupted:
+        except Interrupted as request:
+            self._save()
+            request.directory = self._directory
+            raise
+        except BrokenPipeError:  # nobody reads what the run says
             self._save()
             raise
         finally:
             self.log.close()
-        if change:
-            self._change_draws(change)
-        return self._result()
 
     def _change_draws(self, change: Callable[[State, Params], Params]) -> None:
         started = time.monotonic()
         # Sampled again, not taken from the disk: there they may have been changed already.
         draws = self._program.sample(self.state, chains.DRAW, self.step, self._num_draws)
         draws = change(self.state, devices.to_host(draws))
+        self._save(draws_are_there=False)
         self._store.clear()
         self._keep(draws)
         self._seconds += time.monotonic() - started
@@ -218,6 +241,7 @@ class Run:
 
     def _compile(self) -> jax.stages.Compiled:
         """The program of the steps for these shapes and no others: it cannot compile again."""
+        self.log.say("Compiling ...")
         started = time.monotonic()
         arguments = (self.state, self._train, np.int32(0), np.int32(1))
         compiled = self._program.run.lower(*arguments).compile()
@@ -335,7 +359,7 @@ class Run:
                 "carry no epistemic uncertainty."
             )
 
-    def _save(self) -> None:
+    def _save(self, draws_are_there: bool = True) -> None:
         """Draws first, then the checkpoint that says they are there."""
         self._last_save = time.monotonic()
         if self._directory is None:
@@ -345,7 +369,10 @@ class Run:
             self._directory / "checkpoints",
             self.step,
             devices.to_host(self.state),
-            {"seconds": repr(self._seconds)},
+            {
+                "seconds": repr(self._seconds),
+                "draws": str(self._store.num_draws) if draws_are_there else "",
+            },
         )
         self.log.flush()
 
@@ -359,6 +386,7 @@ class Run:
         self._seconds = float(metadata["seconds"])
         self.state = jax.device_put(state, devices.chain_sharding(mesh))
         checkpoint_utils.drop_draws_after(self._directory / "draws", self.step)
+        self._draws_expected = int(metadata["draws"]) if metadata.get("draws") else None
         remarks = [f"{sentence} The checkpoint before it is used." for sentence in damage]
         if metadata.get("version", __version__) != __version__:
             remarks.append(
