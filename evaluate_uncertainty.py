@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import script_utils, tasks
+from haiku_posteriors.utils import files, script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import run_folders, uncertainty
 from haiku_posteriors.utils.settings import Settings
@@ -57,13 +57,15 @@ def evaluate(
         run_folders.refuse_other_data(other, opened[0])
     if run_folders.needs_float64(opened):
         jax.config.update("jax_enable_x64", True)
+    directory = directory or opened[0].path / "uncertainty"
+    files.open_report(directory, uncertainty.PAGE)
     evaluations, notes = [], []
     for one in run_folders.distinct_names(opened):
         print(f"Evaluating {one.path} ...", flush=True)
         evaluation, sentences = uncertainty.evaluate(one, ood_sets, num_draws, num_rows, data_dir)
         evaluations.append(evaluation)
         notes += [sentence for sentence in sentences if sentence not in notes]
-    uncertainty.write(directory or opened[0].path / "uncertainty", evaluations, notes)
+    uncertainty.write(directory, evaluations, notes)
 
 
 def run(settings: Settings) -> None:

@@ -30,6 +30,7 @@ class Likelihood(NamedTuple):
       init: () -> own parameters, an empty dict when there are none.
       log_prior: own parameters -> scalar.
       num_outputs: how many outputs the network must have.
+      prior_std: of every own parameter, around its value in `init`.
     """
 
     log_likelihood: Callable[[jax.Array, jax.Array, Params], jax.Array]
@@ -37,6 +38,7 @@ class Likelihood(NamedTuple):
     init: Callable[[], Params]
     log_prior: Callable[[Params], jax.Array]
     num_outputs: int
+    prior_std: float = LOG_NOISE_PRIOR_STD
 
 
 def _no_parameters() -> Params:

@@ -159,6 +159,7 @@ def _read(name: str, data_dir: pathlib.Path | None, task: str | None) -> RawData
     raise unknown_name("data set", name, known)
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # looked for at the end
 def _prepare(name: str, raw: RawData, standardize: bool, dtype: np.dtype) -> Dataset:
     x_train, x_test = _scale_inputs(raw, standardize, dtype)
     y_train, y_test = raw.y_train, raw.y_test
@@ -172,6 +173,12 @@ def _prepare(name: str, raw: RawData, standardize: bool, dtype: np.dtype) -> Dat
         y_train = ((y_train - mean) / scale).astype(dtype)
         y_test = ((y_test - mean) / scale).astype(dtype)
         mean, scale = mean.astype(dtype), scale.astype(dtype)
+    scaled = (x_train, y_train, x_test, y_test, mean)
+    if not (all(np.isfinite(values).all() for values in scaled) and np.all(scale > 0)):
+        raise UserError(
+            f"Data set '{name}' has values too large or too close together to compute with in "
+            f"{dtype}: give them another unit."
+        )
     return Dataset(name, raw.task, x_train, y_train, x_test, y_test, raw.num_classes, mean, scale)
 
 
@@ -203,8 +210,12 @@ def _scale_inputs(
 
 
 def _statistics(values: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation, the latter 1 where values are constant (rounding can hide that)."""
+    """Mean and deviation, the latter 1 where values are constant (rounding can hide that).
+
+    NaN where a square is beyond float64: divided by infinity, values would all be 0.
+    """
     mean = np.mean(values, axis=axis, dtype=np.float64)
     deviation = np.std(values, axis=axis, dtype=np.float64)
     constant = values.max(axis=axis) == values.min(axis=axis)
+    deviation = np.where(np.isfinite(deviation), deviation, np.nan)
     return np.asarray(mean), np.where(constant, 1.0, deviation)

@@ -37,6 +37,23 @@ def refuse_unusable(directory: pathlib.Path) -> None:
         raise UserError(f"{directory} cannot be written to: {nearest} is not yours to change.")
 
 
+def open_report(directory: pathlib.Path, page: str) -> None:
+    """Makes a folder for a report, or takes that of an earlier one, whose pictures go.
+
+    Args:
+      directory: the folder.
+      page: the file by which a report of this kind is known; a folder of other things is refused,
+        since pictures of one name would be lost.
+    """
+    refuse_unusable(directory)
+    found = sorted(directory.iterdir()) if directory.is_dir() else []
+    if found and not (directory / page).is_file():
+        raise UserError(f"{directory} is not empty and holds no {page}; use another --dir.")
+    for path in found:
+        if path.suffix == ".png":
+            path.unlink()
+
+
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
     """Writes a file so that its name always stands for complete content."""
     with opened_atomically(path) as temporary:
@@ -80,9 +97,10 @@ def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise UserError(f"There is no file {path}.")
     with _damage_told(path), path.open("rb") as file:
+        if file.read(2) != b"PK":  # NumPy would take anything else for a pickle
+            raise ValueError("it is no .npz archive")
+        file.seek(0)
         archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("a single array, not an .npz archive")
         return {name: archive[name] for name in archive.files}
 
 

@@ -5,15 +5,27 @@ ends: what a killed run leaves behind is an empty promise that the next one take
 belongs to the process, so that the table of those held is the module's.
 """
 
+import contextlib
 import fcntl
 import os
 import pathlib
 import socket
+from collections.abc import Collection
+from typing import NamedTuple
 
 from haiku_posteriors.core.errors import UserError
 
 NAME = ".lock"
-_held: dict[pathlib.Path, int] = {}  # folder -> open file
+
+
+class _Lock(NamedTuple):
+    """An open file, and the folders that were made for it, the innermost first."""
+
+    file: int
+    made: list[pathlib.Path]
+
+
+_held: dict[pathlib.Path, _Lock] = {}
 
 
 def hold(directory: pathlib.Path) -> bool:
@@ -25,10 +37,11 @@ def hold(directory: pathlib.Path) -> bool:
     Raises:
       UserError: another process works there.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     key = directory.resolve()
     if key in _held:
         return False
+    made = [path for path in (key, *key.parents) if not path.exists()]
+    key.mkdir(parents=True, exist_ok=True)
     path = key / NAME
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -45,17 +58,33 @@ def hold(directory: pathlib.Path) -> bool:
         os.close(file)  # the holder before removed it while we waited for its lock
     os.ftruncate(file, 0)
     os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    _held[key] = file
+    _held[key] = _Lock(file, made)
     return True
 
 
 def release(directory: pathlib.Path) -> None:
     """Ends this process's lock, if it has one, and removes the file."""
     key = directory.resolve()
-    file = _held.pop(key, None)
-    if file is not None:
+    lock = _held.pop(key, None)
+    if lock is not None:
         (key / NAME).unlink(missing_ok=True)
-        os.close(file)
+        os.close(lock.file)
+
+
+def abandon(harmless: Collection[str]) -> None:
+    """Ends all locks of this process, and removes folders that were made for nothing.
+
+    Args:
+      harmless: names of files by which a folder is still nothing.
+    """
+    for key, lock in list(_held.items()):
+        release(key)
+        if lock.made and {path.name for path in key.iterdir()} <= {*harmless}:
+            for name in harmless:
+                (key / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # something else may be in the outer ones by now
+                for folder in lock.made:
+                    folder.rmdir()
 
 
 def _is_file(path: pathlib.Path, file: int) -> bool:

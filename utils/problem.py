@@ -6,13 +6,14 @@ Flags make a `Problem`, so does the flags.json of a run's folder, and so does Py
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from haiku_posteriors.core import likelihoods, priors
+from haiku_posteriors.core import likelihoods, priors, trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.likelihoods import Likelihood
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
@@ -94,10 +95,14 @@ def complete(problem: Problem, dataset: Dataset, known_noise_std: float | None =
       dataset: its data.
       known_noise_std: of data whose noise is known; taken where noise_std is None.
     """
+    are_integers = np.issubdtype(dataset.x_train.dtype, np.integer)
+    if are_integers and problem.model_name is None and dataset.name != "imdb":
+        raise UserError(
+            f"Data set '{dataset.name}' has integer inputs, which may be tokens or features: save "
+            "features as floats, or name the network that takes tokens (--model_name=cnn_lstm)."
+        )
     model_name = problem.model_name or models.default_network_name(
-        dataset.task,
-        dataset.x_train.shape[1:],
-        np.issubdtype(dataset.x_train.dtype, np.integer),
+        dataset.task, dataset.x_train.shape[1:], are_integers
     )
     one_noise_is_meant = problem.noise_std is not None or problem.learn_noise is not None
     likelihood = problem.likelihood
@@ -121,16 +126,18 @@ def build_log_joint(problem: Problem, dataset: Dataset) -> LogJoint:
     assert problem.model_name is not None
     if problem.model_name == "cnn_lstm" and dataset.x_train.max() >= models.VOCABULARY_SIZE:
         raise UserError(f"cnn_lstm knows tokens below {models.VOCABULARY_SIZE} only.")
-    likelihood = _make_likelihood(problem, dataset)
-    return make_log_joint(
+    likelihood, groups = _make_likelihood(problem, dataset), _prior_groups(problem)
+    log_joint = make_log_joint(
         models.get_network(problem.model_name, likelihood.num_outputs),
         dataset.x_train,
-        _make_prior(problem),
+        _make_prior(problem, groups),
         likelihood,
         temperature=problem.temperature,
         num_microbatches=problem.num_microbatches,
         stochastic_params=problem.stochastic_params,
     )
+    _refuse_groups_of_nothing(groups, log_joint)
+    return log_joint
 
 
 def _make_likelihood(problem: Problem, dataset: Dataset) -> Likelihood:
@@ -150,14 +157,7 @@ def _make_likelihood(problem: Problem, dataset: Dataset) -> Likelihood:
     return likelihoods.heteroscedastic_gaussian(num_targets)
 
 
-def _make_prior(problem: Problem) -> priors.Prior:
-    arguments = {
-        "scale_mixture": {
-            "weight": problem.prior_mixture_weight,
-            "ratio": problem.prior_mixture_ratio,
-        },
-        "student_t": {"degrees_of_freedom": problem.prior_degrees_of_freedom},
-    }.get(problem.prior_family, {})
+def _prior_groups(problem: Problem) -> list[tuple[str, float]]:
     groups = []
     for group in problem.prior_group:
         pattern, _, precision = group.rpartition("=")
@@ -165,4 +165,32 @@ def _make_prior(problem: Problem) -> priors.Prior:
             groups.append((pattern, float(precision)))
         except ValueError:
             raise UserError(f"prior_group '{group}' is not of the form REGEX=NUMBER.") from None
+    return groups
+
+
+def _refuse_groups_of_nothing(groups: list[tuple[str, float]], log_joint: LogJoint) -> None:
+    """Refuses a group whose weight decay no parameter takes."""
+    names = [
+        name
+        for name in trees.named_leaves(log_joint.random_shapes)
+        if trees.module_name(name) != likelihoods.PARAMETER_GROUP
+    ]
+    for pattern, _ in groups:
+        left = [name for name in names if not re.search(pattern, name)]
+        if len(left) == len(names):
+            raise UserError(
+                f"prior_group '{pattern}' matches no parameter with a prior that no group before "
+                f"it matches; the names are {', '.join(trees.named_leaves(log_joint.shapes))}."
+            )
+        names = left
+
+
+def _make_prior(problem: Problem, groups: list[tuple[str, float]]) -> priors.Prior:
+    arguments = {
+        "scale_mixture": {
+            "weight": problem.prior_mixture_weight,
+            "ratio": problem.prior_mixture_ratio,
+        },
+        "student_t": {"degrees_of_freedom": problem.prior_degrees_of_freedom},
+    }.get(problem.prior_family, {})
     return priors.make_prior(problem.weight_decay, problem.prior_family, groups, **arguments)

@@ -13,7 +13,7 @@ import jax
 from absl import logging
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import cmd_args_utils
+from haiku_posteriors.utils import cmd_args_utils, locks
 from haiku_posteriors.utils.cmd_args_utils import Groups
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.signals import Interrupted
@@ -56,6 +56,7 @@ def run_script(
             run(settings)
         sys.stdout.flush()
     except UserError as error:
+        locks.abandon(harmless=("flags.json",))
         _leave(str(error), 2)
     except DivergedError as error:
         _leave(str(error), 1)

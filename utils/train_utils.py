@@ -147,6 +147,8 @@ class Run:
         self._draws_expected: int | None = None  # by the checkpoint, of an earlier session
         self._last_save = time.monotonic()
         self._warned = False
+        state = jax.eval_shape(self._program.init, initial_params)
+        devices.refuse_too_large(devices.num_bytes(state), f"The state of {num_chains} chain(s)")
         self.step, self.state = 0, self._program.init(initial_params)
         remarks = self._resume(mesh) if directory else []
         self._store = DrawStore(directory, log_joint.shapes, num_collections * num_draws)
@@ -245,6 +247,10 @@ class Run:
         started = time.monotonic()
         arguments = (self.state, self._train, np.int32(0), np.int32(1))
         compiled = self._program.run.lower(*arguments).compile()
+        needed = compiled.memory_analysis()
+        if needed is not None:
+            total = needed.temp_size_in_bytes + needed.output_size_in_bytes
+            devices.refuse_too_large(total, "A step")
         self._seconds += time.monotonic() - started
         return compiled
 

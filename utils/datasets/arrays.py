@@ -9,6 +9,7 @@ from haiku_posteriors.utils.datasets.raw import RawData
 from haiku_posteriors.utils.files import read_arrays
 
 ARRAY_NAMES = ("x_train", "y_train", "x_test", "y_test")
+MAX_DOUBTFUL_CLASSES = 20  # so many whole numbers as floats may be classes or amounts
 
 
 def read_npz(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -62,6 +63,7 @@ def check_arrays(
             raise UserError(f"{source} holds values that are not finite numbers.")
     x_train, x_test, scaling = _own_inputs(source, x_train, x_test)
     if task is None:
+        _refuse_doubtful_targets(source, y_train)
         task = "regression" if y_train.dtype.kind == "f" else "classification"
     if task == "classification":
         y_train, y_test, num_classes = _own_labels(source, y_train, y_test)
@@ -97,6 +99,19 @@ def _own_inputs(
     return x_train, x_test, "global"
 
 
+def _refuse_doubtful_targets(source: str, y_train: np.ndarray) -> None:
+    """Refuses 0., 1., 2., ..., of which nobody can tell whether they are classes."""
+    if y_train.dtype.kind != "f" or y_train.size != len(y_train):
+        return
+    present = np.unique(y_train)
+    count = len(present)
+    if 2 <= count <= MAX_DOUBTFUL_CLASSES and np.array_equal(present, np.arange(count)):
+        raise UserError(
+            f"{source} has the targets 0 to {count - 1} as floats: say --task=classification or "
+            "--task=regression."
+        )
+
+
 def _own_labels(
     source: str, y_train: np.ndarray, y_test: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
@@ -109,4 +124,6 @@ def _own_labels(
             f"{source} must have class labels 0 to K - 1, each of them present; it has "
             f"{len(present)} different ones from {present[0]} to {present[-1]}."
         )
+    if len(np.unique(y_train)) == 1:
+        raise UserError(f"{source} has one class only in y_train: there is nothing to learn.")
     return y_train, y_test, len(present)

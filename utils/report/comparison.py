@@ -8,7 +8,8 @@ import numpy as np
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import floors
 from haiku_posteriors.core.judging.bootstrap import Estimate
-from haiku_posteriors.utils import ensemble_utils
+from haiku_posteriors.utils import ensemble_utils, files
+from haiku_posteriors.utils.logging_utils import tell
 from haiku_posteriors.utils.plots import calibration, comparison, predictive
 from haiku_posteriors.utils.report import pages, run_folders, run_networks
 from haiku_posteriors.utils.report.run_folders import OpenedRun
@@ -63,6 +64,7 @@ DEFINITIONS = (
     "not.",
     "R-hat and effective sample size (ESS) are of predictions at test rows, for Markov chains.",
 )
+PAGE = "comparison.html"
 MAX_PARAMETERS = 300  # parameters compared, with all their correlations
 GRID_POINTS = 300
 GRID_MARGIN = 0.3  # how far beyond the data the panels reach, in units of their range
@@ -90,6 +92,7 @@ def write(
     for candidate in candidates:
         run_folders.refuse_other_data(candidate, reference)
     reference, *candidates = run_folders.distinct_names([reference, *candidates])
+    files.open_report(directory, PAGE)
     results = _results(reference, candidates)
     warnings, notes = remarks(reference, candidates)
     pictures, left_out = _draw(directory, reference, candidates, results, data_dir)
@@ -107,14 +110,14 @@ def write(
         ),
         "What the numbers mean": pages.html_list(DEFINITIONS),
     }
-    pages.write_html(directory / "comparison.html", title, sections)
+    pages.write_html(directory / PAGE, title, sections)
     print(pages.text_table(results, LABELS, "simple"))
     print("In brackets: the floor, what as many draws of the reference itself would score.")
     for sentence in warnings:
         print(f"Warning: {sentence}")
     for sentence in notes:
         print(f"- {sentence}")
-    print(f"The report is {directory / 'comparison.html'}; comparison.csv and .md are beside it.")
+    print(f"The report is {directory / PAGE}; comparison.csv and .md are beside it.")
 
 
 def remarks(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> tuple[list[str], list[str]]:
@@ -158,6 +161,7 @@ def _results(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> pages.Res
     )
     results = {}
     for run in (reference, *candidates):
+        tell(f"Comparing {run.name} with {reference.name} ...")
         parameters = None
         if reference_sample is not None and run.flags:
             sample = reference_sample
@@ -197,6 +201,7 @@ def _draw(
     data_dir: str | None,
 ) -> tuple[dict[pathlib.Path, str], list[str]]:
     """Draws what the data allow; captions by file, and a sentence on what could not be drawn."""
+    tell("Drawing ...")
     pictures, left_out = {}, []
     everyone = (reference, *candidates)
     if reference.flags and reference.predictions.task == "regression":

@@ -47,12 +47,17 @@ def open_predictions(path: pathlib.Path) -> OpenedRun:
             f"{path} holds an array of shape {probabilities.shape}; class probabilities are "
             "(rows, classes), or (draws, rows, classes)."
         )
-    off = np.abs(probabilities.sum(axis=-1) - 1)
-    if not (np.all(probabilities >= 0) and np.all(off <= SUM_TOLERANCE)):
-        row = int(np.argmax(np.where(np.isfinite(off), off, np.inf).max(axis=0)))
+    if probabilities.dtype.kind not in "biuf":
+        raise UserError(f"{path} must hold real numbers, not values of {probabilities.dtype}.")
+    sums = np.abs(probabilities.sum(axis=-1) - 1) <= SUM_TOLERANCE  # False for NaN
+    wrong = np.argwhere(~(sums & np.all(probabilities >= 0, axis=-1)))
+    if len(wrong):
+        draw, row = wrong[0]
+        of_draw = f" of draw {draw}" if len(probabilities) > 1 else ""
+        values = probabilities[draw, row].tolist()
         raise UserError(
-            f"{path} holds no class probabilities: row {row} has {probabilities[0, row].tolist()}, "
-            "which are not all at least 0 with a sum of 1."
+            f"{path} holds no class probabilities: row {row}{of_draw} has {values}, which are not "
+            "all at least 0 with a sum of 1."
         )
     name = path.name.split(".")[0]
     published = OpenedRun(

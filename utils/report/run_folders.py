@@ -22,6 +22,9 @@ POSTERIOR_FLAGS = (
     *("prior_group", "prior_mixture_weight", "prior_mixture_ratio", "prior_degrees_of_freedom"),
     *("temperature", "stochastic_params"),
 )
+# What the files of a run must have for these to be read.
+FLAGS_NEEDED = dict.fromkeys(("method", "dataset_name", "model_name", "use_float64"), object)
+SUMMARY_NEEDED = {"num_draws": int, "test": dict, "data_sha256": str, "dataset": str}
 ARRAY_NAMES = ("test_predictions", "test_log_likelihoods", "test_targets", "num_chains")
 
 
@@ -70,7 +73,7 @@ def open_run(path: pathlib.Path) -> OpenedRun:
             f"The run in {path} is not finished: it has no summary.json. The command that started "
             f"it goes on with it, given --dir={path}."
         )
-    summary = read_json(path / "summary.json")
+    summary = read_json(path / "summary.json", SUMMARY_NEEDED)
     diagnostics_path = path / "diagnostics.json"
     return OpenedRun(
         name=path.resolve().name,
@@ -88,7 +91,7 @@ def read_flags(path: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"There is no run folder {path}.")
     if not (path / "flags.json").is_file():
         raise UserError(f"{path} holds no run: it has no flags.json.")
-    return read_json(path / "flags.json")
+    return read_json(path / "flags.json", FLAGS_NEEDED)
 
 
 def needs_float64(runs: Sequence[OpenedRun]) -> bool:
