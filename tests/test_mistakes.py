@@ -5,13 +5,18 @@ besides is in tests/test_scripts.py and at the end.
 """
 
 import json
+import os
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import program
 import pytest
 import synthetic_runs
 
@@ -23,7 +28,8 @@ import run_implicit
 import run_sgd
 import run_sgmcmc
 import run_vi
-from haiku_posteriors.utils import checkpoint_utils, files
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils import checkpoint_utils, files, locks
 
 pytestmark = pytest.mark.usefixtures("first_device_only")
 
@@ -490,3 +496,142 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing(
     before = tree(desk)
     assert sentence in refused(script, flags, capsys, monkeypatch)
     assert tree(desk) == before
+
+
+# What is refused where a run has been before.
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A short run of a network of one's own, as its working directory."""
+    folder = tmp_path_factory.mktemp("finished")
+    source = "import haiku as hk\n\ndef network(x):\n    return hk.Linear(1)(x)\n"
+    (folder / "my_network_file.py").write_text(source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        first = jax.devices()[:1]
+        patch.setattr(jax, "devices", lambda *_: first)
+        with pytest.raises(SystemExit) as end:
+            run_sgd.main([*SHORT.split(), *OWN.split()])
+    assert end.value.code == 0
+    return folder
+
+
+OWN = "--likelihood=gaussian --model_name=my_network_file:network"
+
+
+def change_network(folder):
+    path = folder / "my_network_file.py"
+    path.write_text(path.read_text().replace("(x)", "(2 * x)"))
+
+
+def shorten_draws(folder):
+    (path,) = (folder / "run/draws").iterdir()
+    tensors, _ = checkpoint_utils.load_tensors(path)
+    checkpoint_utils.save_tree(path, {name: leaf[:, :0] for name, leaf in tensors.items()})
+
+
+DAMAGES = {
+    "changed network": (change_network, "The file of the network my_network_file:network has"),
+    "no draws": (lambda f: shutil.rmtree(f / "run/draws"), "draws/ holds 0"),
+    "other draws": (shorten_draws, "draws/ holds 0"),
+    "flags": (lambda f: (f / "run/flags.json").write_text("[1]"), "flags.json is damaged"),
+    "no flags": (lambda f: (f / "run/flags.json").unlink(), "holds no run"),
+    "metrics": (
+        lambda f: (f / "run/metrics.jsonl").write_text('{"a": 1}\n{"epoch": 3}\n'),
+        "metrics.jsonl is damaged in line 1: no record of an epoch",
+    ),
+    "checkpoints": (
+        lambda f: [p.write_bytes(b"") for p in (f / "run/checkpoints").iterdir()],
+        "No checkpoint in run/checkpoints can be read",
+    ),
+    "foreign checkpoint": (
+        lambda f: checkpoint_utils.save_checkpoint(f / "run/checkpoints", 99, {}, {}),
+        "belongs to another network or method",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_run_is_not_gone_on_with(name, finished, tmp_path, capsys, monkeypatch):
+    damage, sentence = DAMAGES[name]
+    folder = tmp_path / "copy"
+    shutil.copytree(finished, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "my_network_file", raising=False)  # as in a new process
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    damage(folder)
+    assert sentence in refused(run_sgd, f"{SHORT} {OWN}", capsys, monkeypatch)
+    assert (folder / "run/summary.json").exists()
+
+
+def test_the_leftover_of_a_crash_is_no_checkpoint(tmp_path, monkeypatch):
+    """Taken for one, it would have left out the pretraining."""
+    settings = run_implicit.cmd_args_utils.parse(run_implicit.GROUPS, ["--pretrain_epochs=3"])
+    task = run_implicit.tasks.load_task("implicit", settings)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/.epoch_00000003.safetensors.99.tmp").touch()
+    monkeypatch.setattr(run_implicit.pretrain, "pretrain", lambda *_, **__: "pretrained")
+    assert run_implicit.find_starts(task, tmp_path) == "pretrained"
+    files.drop_leftovers(tmp_path)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_one_process_at_a_time_and_none_after_a_kill(tmp_path):
+    code = "import pathlib, sys; from haiku_posteriors.utils import locks; " + (
+        "locks.hold(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=program.ROOT, stdin=pipe, stdout=pipe) as other:
+        assert other.stdout.readline() == b"held\n"
+        who = f"in use by process {other.pid} on {socket.gethostname()}"
+        with pytest.raises(UserError, match=who):
+            locks.hold(tmp_path / "run")
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    assert (tmp_path / "run/.lock").exists()
+    assert locks.hold(tmp_path / "run") and not locks.hold(tmp_path / "run")
+    locks.release(tmp_path / "run")
+    assert not (tmp_path / "run/.lock").exists()
+
+
+# What only a process of its own shows.
+
+
+def start(*command, stdout=subprocess.PIPE, **environment):
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=program.ROOT,
+        env=program.ENVIRONMENT | environment,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        timeout=600,
+    )
+
+
+def test_no_such_device_is_a_sentence(tmp_path):
+    done = start("run_sgd.py", f"--dir={tmp_path / 'run'}", JAX_PLATFORMS="foo")
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+    assert b"JAX finds no device to compute on with JAX_PLATFORMS=foo" in done.stderr
+
+
+def test_a_closed_pipe_is_no_traceback():
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = start("run_sgd.py", "--help", stdout=writing)
+    os.close(writing)
+    assert done.returncode == 141
+    assert done.stderr == b"run_sgd.py: " + (
+        b"Stopped: nobody reads the output. The last checkpoint, if any, stands.\n"
+    )
+
+
+def test_letters_that_the_locale_does_not_know(tmp_path):
+    synthetic_runs.write_toy_run(tmp_path / "grün")
+    flags = [f"--reference={tmp_path / 'grün'}", f"--dir={tmp_path / '比較'}"]
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = start("compare_posteriors.py", *flags, **ascii_only)
+    assert done.returncode == 0, done.stderr.decode()
+    assert "比較/comparison.html" in done.stdout.decode()
+    assert "Against grün" in (tmp_path / "比較/comparison.html").read_text(encoding="utf-8")

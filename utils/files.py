@@ -25,6 +25,11 @@ def expand(name: str, what: str = "A path") -> pathlib.Path:
     return expanded
 
 
+def readable(name: str) -> str:
+    """A file's name as text: the locale may not have known its letters, or they are none."""
+    return os.fsencode(name).decode("utf-8", errors="replace")
+
+
 def refuse_unusable(directory: pathlib.Path) -> None:
     """Refuses a folder that exists as something else, or that cannot be made or written to."""
     try:

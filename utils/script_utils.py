@@ -1,5 +1,6 @@
 """A script as a program: arguments, help, exit codes."""
 
+import codecs
 import contextlib
 import io
 import os
@@ -39,9 +40,9 @@ def run_script(
       arguments: without the program's name; those of the command line by default.
     """
     logging.set_verbosity(logging.WARNING)  # JAX tells of every accelerator it does not find
-    for stream in (sys.stdout, sys.stderr):  # a path may have letters that the terminal has not
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            _accept_any_letter(stream)
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         settings = cmd_args_utils.parse(groups, arguments)
@@ -71,7 +72,7 @@ def run_script(
     except BrokenPipeError:
         # What is still to be written must go somewhere, or Python complains as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _leave("Stopped: nobody reads the output any more. The last checkpoint stands.", 141)
+        _leave("Stopped: nobody reads the output. The last checkpoint, if any, stands.", 141)
     except OSError as error:
         _leave(f"The file system refused: {error}. Checkpoints, if there are any, stand.", 1)
     except (jax.errors.JaxRuntimeError, MemoryError, ValueError) as error:
@@ -98,6 +99,14 @@ def _leave(sentence: str, code: int) -> NoReturn:
     with contextlib.suppress(BrokenPipeError):
         print(f"{pathlib.Path(sys.argv[0]).name}: {sentence}", file=sys.stderr, flush=True)
     raise SystemExit(code)
+
+
+def _accept_any_letter(stream: io.TextIOWrapper) -> None:
+    """A ± or the name of a file must not end a run where the locale is said to know ASCII only."""
+    if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):
+        stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+    else:
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _refuse_missing_devices() -> None:

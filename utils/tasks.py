@@ -188,7 +188,8 @@ def execute(
     print(summary.table(result))
     if judge:
         judge(directory, result)
-    title = f"{task.method}, {settings.model_name} on {pathlib.Path(dataset.name).stem}"
+    data_name = files.readable(pathlib.Path(dataset.name).stem)
+    title = f"{task.method}, {settings.model_name} on {data_name}"
     drawn = pictures.draw_run(directory, title, task.log_joint, dataset, result)
     print(f"The table is in {directory / 'summary.json'}; all of the run is in {directory}.")
     if drawn:

@@ -10,7 +10,7 @@ from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging.distances import SMALLEST_PROBABILITY
 from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.utils import data_utils
-from haiku_posteriors.utils.files import read_arrays
+from haiku_posteriors.utils.files import read_arrays, readable
 from haiku_posteriors.utils.report.run_folders import OpenedRun
 
 TEXT_SUFFIXES = (".csv", ".txt", ".tsv")
@@ -59,7 +59,7 @@ def open_predictions(path: pathlib.Path) -> OpenedRun:
             f"{path} holds no class probabilities: row {row}{of_draw} has {values}, which are not "
             "all at least 0 with a sum of 1."
         )
-    name = path.name.split(".")[0]
+    name = readable(path.name.split(".")[0])
     published = OpenedRun(
         name, path, Predictions("classification", probabilities[None]), {}, {}, {}
     )

@@ -10,7 +10,7 @@ from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.utils import checkpoint_utils
-from haiku_posteriors.utils.files import read_arrays, read_json
+from haiku_posteriors.utils.files import read_arrays, read_json, readable
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ def open_run(path: pathlib.Path) -> OpenedRun:
     summary = read_json(path / "summary.json", SUMMARY_NEEDED)
     diagnostics_path = path / "diagnostics.json"
     return OpenedRun(
-        name=path.resolve().name,
+        name=readable(path.resolve().name),
         path=path,
         predictions=_read_predictions(path, summary),
         flags=run_flags,
@@ -143,7 +143,9 @@ def distinct_names(runs: Sequence[OpenedRun]) -> list[OpenedRun]:
     """The same runs under distinct names: the folder's own, or with its parent's in front."""
     names = [run.name for run in runs]
     chosen = [
-        f"{run.path.resolve().parent.name}/{run.name}" if names.count(run.name) > 1 else run.name
+        f"{readable(run.path.resolve().parent.name)}/{run.name}"
+        if names.count(run.name) > 1
+        else run.name
         for run in runs
     ]
     for run, name in zip(runs, chosen, strict=True):
