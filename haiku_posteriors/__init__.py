@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.vi import mean_field_vi
     from haiku_posteriors.utils.data_utils import from_arrays
     from haiku_posteriors.utils.data_utils import load as load_dataset
+    from haiku_posteriors.utils.report.arviz_export import to_arviz
     from haiku_posteriors.utils.train_utils import Run, RunResult
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "mean_field_vi",
     "sgd",
     "sgmcmc",
+    "to_arviz",
 ]
 
 # Where each name is defined, "module" or "module:name"; what type checkers read stands above.
@@ -70,6 +72,7 @@ _HOMES = {
     "mean_field_vi": "core.vi:mean_field_vi",
     "sgd": "core.sgd:sgd",
     "sgmcmc": "core.sgmcmc:sgmcmc",
+    "to_arviz": "utils.report.arviz_export:to_arviz",
 }
 
 

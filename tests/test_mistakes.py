@@ -522,7 +522,7 @@ OWN = "--likelihood=gaussian --model_name=my_network_file:network"
 
 def change_network(folder):
     path = folder / "my_network_file.py"
-    path.write_text(path.read_text().replace("(x)", "(2 * x)"))
+    path.write_text(path.read_text().replace("(1)(x)", "(1)(2 * x)"))
 
 
 def shorten_draws(folder):

@@ -18,7 +18,7 @@ from haiku_posteriors.utils import cmd_args_utils, files, locks, models, problem
 from haiku_posteriors.utils import settings as settings_table
 from haiku_posteriors.utils.data_utils import Dataset, fingerprint
 from haiku_posteriors.utils.problem import Problem
-from haiku_posteriors.utils.report import pictures, summary
+from haiku_posteriors.utils.report import pictures, predictive_checks, summary
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.train_utils import Run, RunResult
 
@@ -175,6 +175,11 @@ def execute(
         test_targets=run.test_targets,
         num_chains=np.array(num_chains),
     )
+    files.write_arrays(
+        directory / "train_log_likelihoods.npz",
+        log_likelihoods=result.train_log_likelihoods,
+        draws=result.train_draws,
+    )
     facts = {
         "method": task.method,
         "dataset": dataset.name,
@@ -184,8 +189,11 @@ def execute(
         "seed": settings.seed,
         "epochs": num_steps,
     }
-    summary.write(directory, result, facts)
+    judged = predictive_checks.judge(result, settings.temperature)
+    summary.write(directory, result, facts | judged.numbers)
     print(summary.table(result))
+    for sentence in judged.sentences:
+        print(sentence)
     if judge:
         judge(directory, result)
     data_name = files.readable(pathlib.Path(dataset.name).stem)

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import metrics
-from haiku_posteriors.core.judging.predictions import Predictions, join
+from haiku_posteriors.core.judging.predictions import Predictions, evenly, join
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, State
 from haiku_posteriors.core.trees import Params
@@ -34,6 +34,8 @@ from haiku_posteriors.version import __version__
 SAVE_SECONDS = 60.0  # maximum time between checkpoints, whatever `save_freq` says
 SECONDS_PER_CALL = 0.5  # how long the host lets the device run between two looks at it
 TRAIN_DRAWS_EVALUATED = 50  # maximum draws per chain in the training metrics of the summary
+# Training log-likelihoods that are kept, one a draw and row: 64 MB of float32.
+MAX_TRAIN_LOG_LIKELIHOODS = 2**24
 TABLE_COLUMNS = {
     "classification": ["accuracy", "nll", "ece"],
     "regression": ["rmse", "nll", "coverage_90"],
@@ -54,6 +56,8 @@ class RunResult:
       test_metrics: metrics of the mixture of all draws.
       member_metrics: mean over draws of each draw's own metrics.
       train_metrics: as `test_metrics`, on the training rows; of TRAIN_DRAWS_EVALUATED draws.
+      train_log_likelihoods: (chains, some draws, training rows), in the units of y, float32.
+      train_draws: which draws of each chain these are.
       state: the method's state at the end, with a leading chain axis.
       history: `info` of every step, (chains, steps), if it was asked for.
       num_updates: how many updates each chain has made.
@@ -65,6 +69,8 @@ class RunResult:
     test_metrics: dict[str, float]
     member_metrics: dict[str, float]
     train_metrics: dict[str, float]
+    train_log_likelihoods: np.ndarray
+    train_draws: np.ndarray
     state: State
     history: dict[str, np.ndarray]
     num_updates: int
@@ -414,15 +420,25 @@ class Run:
         info = jax.eval_shape(self._program.run, self.state, self._train, 0, 1)[1]
         predictions = self._store.predictions(self.test_targets)
         assert predictions is not None
-        total = predictions.outputs.shape[1]
+        chains, total = predictions.outputs.shape[:2]
         few = np.unique(np.linspace(0, total - 1, min(total, TRAIN_DRAWS_EVALUATED)).astype(int))
         train = [self._predict(draws, self._train) for draws in self._store.chosen(few)]
+        # Whole blocks: a program for the last, shorter one would have to be compiled.
+        most = MAX_TRAIN_LOG_LIKELIHOODS // (chains * self._train.num_rows)
+        most -= most % TRAIN_DRAWS_EVALUATED if most > TRAIN_DRAWS_EVALUATED else 0
+        kept = evenly(total, max(1, most))
+        parts = [
+            self._predict(draws, self._train).log_likelihoods
+            for draws in self._store.chosen(kept, TRAIN_DRAWS_EVALUATED)
+        ]
         return RunResult(
             self._store,
             predictions,
             metrics.of_predictions(predictions),
             metrics.mean_over_draws(predictions),
             metrics.of_predictions(join(train, self._train_targets)),
+            np.concatenate([part.astype(np.float32) for part in parts if part is not None], axis=1),
+            kept,
             devices.to_host(self.state),
             {} if self._history is None else _stack(self._history.rows),
             self.num_steps * int(np.prod(info["log_joint"].shape[1:])),

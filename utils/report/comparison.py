@@ -1,13 +1,14 @@
 """The report of a comparison: comparison.html, .csv, .md and the pictures."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.judging import floors
+from haiku_posteriors.core.judging import floors, loo
 from haiku_posteriors.core.judging.bootstrap import Estimate
+from haiku_posteriors.core.judging.loo import Elpd
 from haiku_posteriors.utils import ensemble_utils, files
 from haiku_posteriors.utils.logging_utils import tell
 from haiku_posteriors.utils.plots import calibration, comparison, predictive
@@ -20,6 +21,10 @@ LABELS = {
     "rmse": "RMSE",
     "nll": "NLL",
     "nll_difference": "NLL - reference's",
+    "elpd_loo": "elpd, PSIS-LOO",
+    "elpd_waic": "elpd, WAIC",
+    "elpd_difference": "elpd - reference's, PSIS-LOO",
+    "doubtful_rows": "rows of doubtful Pareto k",
     "ece": "ECE",
     "brier": "Brier score",
     "coverage_90": "coverage of 90 % intervals",
@@ -51,6 +56,11 @@ DEFINITIONS = (
     "above zero by chance alone, the more so the fewer there are; the method is measured against "
     "the same halves with the same number of draws. Green: within two standard errors of the "
     "floor, or better, as the average of a few point estimates can be.",
+    "elpd is the sum over training rows of the log-density that the posterior without a row would "
+    "give it, by Pareto-smoothed importance sampling (PSIS-LOO) or by WAIC: the larger the better. "
+    "Its difference from the reference's is paired, row by row. Where the Pareto shape k of a row "
+    "exceeds 0.7 the row is told to be doubtful, and so is the sum. Of methods that do not draw "
+    "from the posterior it says what their draws would give if they were its.",
     "Agreement is the share of rows with the same most probable class, total variation the mean of "
     "half the absolute differences of class probabilities, both of predictions averaged over "
     "draws.",
@@ -160,6 +170,7 @@ def _results(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> pages.Res
         run_folders.read_parameters(reference, MAX_PARAMETERS) if with_parameters else None
     )
     results = {}
+    elpds = {run.name: _elpd(run) for run in (reference, *candidates)}
     for run in (reference, *candidates):
         tell(f"Comparing {run.name} with {reference.name} ...")
         parameters = None
@@ -173,9 +184,38 @@ def _results(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> pages.Res
             _facts(run)
             | floors.quality(run.predictions)
             | floors.likelihood_difference(run.predictions, theirs)
+            | _elpd_numbers(run, reference, elpds)
             | floors.compare(run.predictions, theirs, parameters)
         )
     return results
+
+
+def _elpd(run: OpenedRun) -> tuple[Elpd, Elpd | None] | None:
+    """By LOO and, at temperature 1, by WAIC; None where the draws are too few or not known."""
+    found = run_folders.read_train_log_likelihoods(run)
+    if found is None or found[0].shape[0] * found[0].shape[1] < loo.MIN_DRAWS:
+        return None
+    temperature = float(run.flags.get("temperature", 1.0))
+    by_waic = loo.waic(found[0]) if temperature == 1 else None
+    return loo.loo(found[0], temperature=temperature), by_waic
+
+
+def _elpd_numbers(
+    run: OpenedRun, reference: OpenedRun, elpds: Mapping[str, tuple[Elpd, Elpd | None] | None]
+) -> dict[str, Estimate]:
+    ours, theirs = elpds[run.name], elpds[reference.name]
+    if ours is None:
+        return {}
+    by_loo, by_waic = ours
+    numbers = {
+        "elpd_loo": Estimate(by_loo.value, by_loo.error),
+        "doubtful_rows": Estimate(float(by_loo.num_doubtful)),
+    }
+    if by_waic:
+        numbers["elpd_waic"] = Estimate(by_waic.value, by_waic.error)
+    if theirs and run is not reference:
+        numbers["elpd_difference"] = Estimate(*loo.difference(by_loo, theirs[0]))
+    return numbers
 
 
 def _facts(run: OpenedRun) -> dict[str, Estimate]:

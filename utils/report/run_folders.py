@@ -198,6 +198,26 @@ def read_parameters(run: OpenedRun, max_parameters: int) -> ParameterSample:
     return ParameterSample(parts[0][0], values.reshape(run.predictions.num_draws, -1))
 
 
+def read_train_log_likelihoods(run: OpenedRun) -> tuple[np.ndarray, np.ndarray] | None:
+    """Log-likelihoods of the training rows, (chains, draws, rows), and which draws these are.
+
+    None for files of predictions, and for runs of version 0.2.0, which did not keep them.
+    """
+    path = run.path / "train_log_likelihoods.npz"
+    if not run.flags or not path.is_file():
+        return None
+    arrays = read_arrays(path)
+    values, draws = (arrays.get(name, np.zeros(0)) for name in ("log_likelihoods", "draws"))
+    chains, per_chain = run.predictions.outputs.shape[:2]
+    fits = values.ndim == 3 and values.shape[:2] == (chains, len(draws))
+    if not (fits and np.all((draws >= 0) & (draws < per_chain))):
+        raise UserError(
+            f"{path} is damaged: it holds log-likelihoods of shape {values.shape} for "
+            f"{len(draws)} of {per_chain} draws of each of {chains} chains."
+        )
+    return values, draws
+
+
 def _apply_to_file(
     path: pathlib.Path, function: Callable[[dict[str, np.ndarray], int], T], start: int
 ) -> tuple[T, tuple[int, int]]:
