@@ -124,7 +124,15 @@ def run(settings: Settings) -> None:
     )
     pictures = [directory / f"surface.{kind}" for kind in ("png", "pdf")[: 1 + settings.pdf]]
     for path in pictures:
-        draw_surfaces(path, surfaces, first, second, plane.points, plane.lengths)
+        draw_surfaces(
+            path,
+            surfaces,
+            first,
+            second,
+            plane.points,
+            plane.lengths,
+            [*map(files.readable, names)],
+        )
     print(f"Points at {plane.points.round(3).tolist()}, in units of {plane.lengths.round(3)}.")
     print(f"Pictures: {', '.join(map(str, pictures))}; numbers: {directory / 'surface.npz'}")
 

@@ -22,6 +22,8 @@ from haiku_posteriors.utils.data_utils import Dataset
 INIT, STEP, DRAW, EVALUATE = range(4)
 # Of stages before and after the loop, in scripts that have them.
 PRETRAIN_INIT, PRETRAIN, EVIDENCE, MIX, PILOT, REFINE = range(4, 10)
+# Of pictures, far from the stages, whose numbers grow.
+PRIOR_PREDICTIVE = 40
 
 
 def chain_key(seed: int, purpose: int, epoch: jax.Array | int, chain: jax.Array) -> jax.Array:

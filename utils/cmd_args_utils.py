@@ -166,6 +166,12 @@ RUN = (
         lower_bound=1,
     ),
     Flag("use_float64", "bool", False, "Compute in float64."),
+    Flag(
+        "prior_predictive",
+        "bool",
+        False,
+        "Draw what the prior says of the data, before the run: prior_predictive.png.",
+    ),
     Flag("tabulate_freq", "integer", 40, "Rows between two headers of the table.", lower_bound=1),
 )
 MINIBATCHES = (

@@ -18,12 +18,12 @@ from haiku_posteriors.utils import cmd_args_utils, files, locks, models, problem
 from haiku_posteriors.utils import settings as settings_table
 from haiku_posteriors.utils.data_utils import Dataset, fingerprint
 from haiku_posteriors.utils.problem import Problem
-from haiku_posteriors.utils.report import pictures, predictive_checks, summary
+from haiku_posteriors.utils.report import pictures, predictive_checks, prior_predictive, summary
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.train_utils import Run, RunResult
 
 # Flags that a resumed run may change: they do not touch the result.
-HARMLESS_FLAGS = {"dir", "data_dir", "tabulate_freq"}
+HARMLESS_FLAGS = {"dir", "data_dir", "tabulate_freq", "prior_predictive"}
 
 
 class Task(NamedTuple):
@@ -154,6 +154,10 @@ def execute(
         f"{jax.device_count()} {jax.devices()[0].device_kind} device(s), in {directory}",
         flush=True,
     )
+    if settings.prior_predictive:
+        path = directory / "prior_predictive.png"
+        prior_predictive.draw(path, task.log_joint, dataset, settings.seed)
+        print(f"What the prior says of the data: {path}", flush=True)
     run = Run(
         task.log_joint,
         dataset,

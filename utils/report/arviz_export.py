@@ -84,11 +84,14 @@ def _sample_statistics(run: OpenedRun) -> dict[str, np.ndarray]:
     ]
     if len(rows) != run.predictions.outputs.shape[1]:
         return {}
-    return {
+    found = {
         theirs: np.array([row[ours] for row in rows]).T
         for ours, theirs in STATISTICS.items()
         if all(ours in row for row in rows)
     }
+    if "diverging" in found:  # ArviZ takes it for a mask
+        found["diverging"] = found["diverging"].astype(bool)
+    return found
 
 
 def _drawn_targets(predictions: Predictions, seed: int) -> np.ndarray:

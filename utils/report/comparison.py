@@ -48,9 +48,9 @@ DISTANCES = {
     )
 }
 DEFINITIONS = (
-    "± is a standard error: over the test rows (bootstrap); for parameters and floors, the "
-    "standard deviation over ways to halve the reference's chains. The randomness of training is "
-    "in neither.",
+    "± is a standard error: over the test rows (bootstrap) and, of distances, over draws (blocks "
+    "of draws, or whole chains, left out); for parameters and floors, the standard deviation over "
+    "ways to halve the reference's chains. The randomness of training is in neither.",
     "The floor is what draws from the reference itself score: one half of its chains against the "
     "other, thinned to as many draws as the method has. Distances of finite sets of draws are "
     "above zero by chance alone, the more so the fewer there are; the method is measured against "
@@ -170,7 +170,7 @@ def _results(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> pages.Res
         run_folders.read_parameters(reference, MAX_PARAMETERS) if with_parameters else None
     )
     results = {}
-    elpds = {run.name: _elpd(run) for run in (reference, *candidates)}
+    elpds = {run.name: elpd_of_run(run) for run in (reference, *candidates)}
     for run in (reference, *candidates):
         tell(f"Comparing {run.name} with {reference.name} ...")
         parameters = None
@@ -190,7 +190,7 @@ def _results(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> pages.Res
     return results
 
 
-def _elpd(run: OpenedRun) -> tuple[Elpd, Elpd | None] | None:
+def elpd_of_run(run: OpenedRun) -> tuple[Elpd, Elpd | None] | None:
     """By LOO and, at temperature 1, by WAIC; None where the draws are too few or not known."""
     found = run_folders.read_train_log_likelihoods(run)
     if found is None or found[0].shape[0] * found[0].shape[1] < loo.MIN_DRAWS:
