@@ -21,6 +21,7 @@ import pytest
 import synthetic_runs
 
 import compare_posteriors
+import demo
 import evaluate_uncertainty
 import make_posterior_surface_plot
 import run_hmc
@@ -478,6 +479,31 @@ def refused(script, flags, capsys, monkeypatch):
     assert said.err.count("\n") == 1 and said.err.startswith(f"{script.__name__}.py: "), said.err
     assert "Traceback" not in said.out + said.err
     return said.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        ("-h", 0, "Every method on the embedded toy regression"),
+        ("--help", 0, "python demo.py"),
+        ("--version", 0, "haiku-posteriors "),
+        ("--seed=3", 2, "demo.py: takes one argument"),
+        ("a b", 2, "demo.py: takes one argument"),
+    ],
+)
+def test_the_demo_answers_as_the_scripts_do(flags, code, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        demo.main(flags.split())
+    said = capsys.readouterr()
+    assert end.value.code == code and words in said.out + said.err
+
+
+@pytest.mark.parametrize("script", READERS, ids=lambda script: script.__name__)
+@pytest.mark.parametrize("flag", ["-h", "-help", "--help", "--version"])
+def test_help_and_version_end_well(script, flag, capsys):
+    with pytest.raises(SystemExit) as end:
+        script.main([flag])
+    assert end.value.code == 0 and len(capsys.readouterr().out) > 10
 
 
 def test_there_are_enough_of_them():

@@ -111,5 +111,10 @@ def chain_diagnostics(
 
 def _legend_below(axis: Axes, columns: int) -> None:
     """A legend under the axis, where it crosses no line."""
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
-    axis.legend(frameon=False, fontsize="small", ncols=columns, **place)
+    axis.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.16),
+        ncols=columns,
+        frameon=False,
+        fontsize="small",
+    )
