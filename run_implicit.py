@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 import optax
 
 from haiku_posteriors.core import sgd, vi
@@ -24,12 +25,12 @@ from haiku_posteriors.utils import (
     checkpoint_utils,
     cmd_args_utils,
     devices,
-    files,
     optim_utils,
     script_utils,
     tasks,
 )
 from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
+from haiku_posteriors.utils.report import evidence
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.stages import generator_files, mixture, pretrain, refine
 from haiku_posteriors.utils.tasks import Task
@@ -310,10 +311,14 @@ def final_draws(
         elbos, errors = mixture.member_elbos(*arguments, settings.seed, settings.num_elbo_draws)
         weights = mixtures.weigh(settings.member_weights, elbos)
         print(mixture.describe_elbos(elbos, errors, weights))
-        content = {"elbos": elbos, "errors": errors, "weights": weights}
-        files.write_json(
-            directory / "evidence.json",
-            {name: array.tolist() for name, array in content.items()},
+        evidence.write(
+            directory,
+            "linearised ELBO, no bound",
+            weights @ elbos,  # of the mixture: at least this, see `mixtures.elbo_bounds`
+            np.sqrt(weights**2 @ errors**2),
+            values=elbos,
+            errors=errors,
+            weights=weights,
         )
         if settings.member_weights != "even":
             draws = mixture.mixture_draws(method, state, weights, settings.num_draws, settings.seed)

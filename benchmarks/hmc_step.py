@@ -34,7 +34,7 @@ sys.path.insert(0, ".")
 
 from haiku_posteriors.core import hmc, trees
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.hamiltonian import leapfrog
+from haiku_posteriors.core.hamiltonian import Position, leapfrog, start
 from haiku_posteriors.core.likelihoods import heteroscedastic_gaussian
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
 from haiku_posteriors.core.priors import make_prior
@@ -106,10 +106,10 @@ def integrator(problem: Problem) -> Callable[[], Any]:
     @jax.jit
     def run(
         params: Params, momentum: Params, data: Data, inverse_mass: Params, num_steps: jax.Array
-    ) -> tuple[Params, Params]:
+    ) -> tuple[Position, Params]:
         return leapfrog(
             problem.log_joint,
-            params,
+            start(problem.log_joint, params),
             momentum,
             data,
             step_size=jnp.array(STEP_SIZE),
@@ -119,7 +119,7 @@ def integrator(problem: Problem) -> Callable[[], Any]:
 
     inverse_mass = jax.tree.map(lambda leaf: jnp.ones(()), problem.params)
     momentum = jax.tree.map(jnp.zeros_like, problem.params)
-    # A trajectory of L steps takes L + 1 gradients.
+    # The first trajectory of L steps takes L + 1 gradients.
     num_steps = jnp.array(problem.steps - 1)
     return lambda: run(problem.params, momentum, problem.data, inverse_mass, num_steps)
 

@@ -50,7 +50,7 @@ def main() -> None:
     for directory in others:
         summary = json.loads((directory / "summary.json").read_text())
         evidence = directory / "evidence.json"
-        elbo = max(json.loads(evidence.read_text())["elbos"]) if evidence.is_file() else ""
+        elbo = max(json.loads(evidence.read_text())["values"]) if evidence.is_file() else ""
         found = row(np.concatenate(list(values(directory))), reference, in_gap)
         rows.append([directory.name, elbo, *found, summary["seconds"]])
     header = ["run", "best ELBO", "distance", "spread in gap", "spread outside", "seconds"]

@@ -1,11 +1,12 @@
 """The mathematics: pure functions on pytrees. No files, no flags, no printing."""
 
+import functools
 from collections.abc import Callable
 
 if __name__ == "core":  # a module loaded under two names is two modules
     raise ImportError("Import haiku_posteriors.core; core alone is not an import name.")
 
-from haiku_posteriors.core import dropout, hmc, sgd, sgmcmc, vi
+from haiku_posteriors.core import dropout, hmc, mclmc, sgd, sgmcmc, smc, vi
 from haiku_posteriors.core.implicit import implicit_vi
 from haiku_posteriors.core.method import Method
 
@@ -14,7 +15,10 @@ from haiku_posteriors.core.method import Method
 METHODS: dict[str, Callable[..., Method]] = {
     "sgd": sgd.sgd,
     "hmc": hmc.hmc,
+    "mclmc": mclmc.mclmc,
+    "adjusted_mclmc": functools.partial(mclmc.mclmc, adjusted=True),
     "sgmcmc": sgmcmc.sgmcmc,
+    "smc": smc.smc,
     "implicit": implicit_vi.implicit_vi,
     "mean_field_vi": vi.mean_field_vi,
     "mc_dropout": dropout.mc_dropout,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.trees import Params
 
+SMALLEST_STEP = 1e-10  # of the longest one
 MASS_PSEUDO_DRAWS = 5  # weight of the prior's variance, times 1e-3, in an estimated one
 # Dual averaging's gamma, t_0 and kappa (Hoffman & Gelman 2014, section 3.2.1). Their gamma is 0.05,
 # for NUTS, whose acceptance is a mean over many points. The acceptance of a single trajectory is
@@ -186,10 +187,60 @@ def update_dual_averaging(
     weight = 1 / (count + STABILISATION)
     error = (1 - weight) * dual.error + weight * (target - acceptance)
     log_size = dual.center - jnp.sqrt(count) / SHRINKAGE * error
-    log_size = jnp.clip(log_size, math.log(1e-10 * longest), math.log(longest))
+    log_size = jnp.clip(log_size, math.log(SMALLEST_STEP * longest), math.log(longest))
     weight = count**-DECAY
     average = (1 - weight) * dual.average + weight * log_size
     return jnp.exp(log_size), DualAveraging(average, error, dual.center, count)
+
+
+def follow_energy_variance(
+    burn_in: BurnIn,
+    num_done: jax.Array,
+    step_size: jax.Array,
+    energy_variance: jax.Array,
+    target: float,
+) -> jax.Array:
+    """The next step size of unadjusted dynamics; the same one once burn-in is over.
+
+    The squared energy error of a second-order integrator's step grows with the sixth power of the
+    step size, so that (target / observed)^(1/6) is the factor to the right one. It is taken
+    whole in the first quarter and right after the masses have changed. Later ones shrink as
+    (number of updates)^-0.75 and go by observed / target - 1, whose mean is 0 where the *mean*
+    squared error is the target: errors have heavy tails, and the mean of their logarithms does not
+    see them. At most doubled or halved at a time, in the first quarter divided by 8.
+
+    Args:
+      burn_in: the settings; `longest_step` limits the step size.
+      num_done: transitions done, this one included.
+      step_size: of this transition.
+      energy_variance: its mean squared energy error, per step and dimension.
+      target: of the same.
+    """
+    dtype = step_size.dtype
+    settling = num_done <= burn_in.first_quarter
+    start = jnp.where(
+        num_done > burn_in.third_quarter, burn_in.third_quarter, burn_in.first_quarter
+    )
+    updates = jnp.maximum(num_done - start, 1).astype(dtype)
+    gain = jnp.where(settling, 1.0, updates**-DECAY)
+    ratio = jnp.maximum(energy_variance, 1e-12 * target) / target
+    missing = jnp.where(gain > 0.3, -jnp.log(ratio), 1 - ratio)  # the first five times, Newton's
+    change = jnp.maximum(gain * missing / 6, jnp.where(settling, -math.log(8), -math.log(2)))
+    size = step_size * jnp.exp(jnp.minimum(change, math.log(2)))
+    size = jnp.clip(size, SMALLEST_STEP * burn_in.longest_step, burn_in.longest_step)
+    return jnp.where(num_done <= burn_in.num_transitions, size, step_size)
+
+
+def pool_step_sizes(step_sizes: jax.Array) -> jax.Array:
+    """One step size for all chains: of the mean of their energy variances, see above.
+
+        (mean over chains of e^-6)^(-1/6)
+
+    A chain that asks for a much smaller step than the others is heard.
+    """
+    log_sum = jax.nn.logsumexp(-6 * jnp.log(step_sizes))  # e^-6 itself may overflow
+    size = jnp.exp((math.log(step_sizes.size) - log_sum) / 6)
+    return jnp.broadcast_to(size, step_sizes.shape)
 
 
 def start_moments(random: Params, dtype: jnp.dtype) -> Moments:
@@ -210,6 +261,15 @@ def add_to_moments(moments: Moments, random: Params) -> Moments:
         random,
     )
     return Moments(count, mean, squares)
+
+
+def prior_inverse_mass(random: Params, prior_std: Params, unit: float, adapts: bool) -> Params:
+    """The prior's variances in units of `unit`^2; one per leaf, or per parameter if it `adapts`."""
+    return jax.tree.map(
+        lambda leaf, std: jnp.full(leaf.shape if adapts else (), (std / unit) ** 2, leaf.dtype),
+        random,
+        prior_std,
+    )
 
 
 def relative_variances(moments: Moments, prior_std: Params, unit: float) -> Params:

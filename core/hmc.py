@@ -13,17 +13,17 @@ the variances along the chain; both are frozen afterwards. Draws of burn-in have
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from haiku_posteriors.core import adaptation, likelihoods, trees
+from haiku_posteriors.core import adaptation, hamiltonian, likelihoods, trees
 from haiku_posteriors.core.adaptation import BurnIn, Learned
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.errors import UserError, check_positive
-from haiku_posteriors.core.hamiltonian import Progress, transition
+from haiku_posteriors.core.hamiltonian import Position, Progress, transition
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, repeat
 from haiku_posteriors.core.trees import Params
@@ -38,7 +38,7 @@ class HMCState(NamedTuple):
     """One chain.
 
     Attributes:
-      params: the position; random parameters and point estimates.
+      position: parameters, random ones and point estimates, and the gradient there.
       iteration: transitions so far.
       step_size: of the next transition.
       inverse_mass: in the structure of the random parameters; one per leaf, or, when adapted, one
@@ -48,7 +48,7 @@ class HMCState(NamedTuple):
       num_divergent: see `core.adaptation.Learned`.
     """
 
-    params: Params
+    position: Position
     iteration: jax.Array
     step_size: jax.Array
     inverse_mass: Params
@@ -156,46 +156,35 @@ def hmc(
         adapt_mass_matrix = adapts_step_size and num_burn_in >= MIN_BURN_IN_FOR_MASS
     if trajectory_jitter is None:
         trajectory_jitter = DEFAULT_JITTER if adapts_step_size else 0.0
-    prior_std = trees.map_with_name(
-        lambda name, _: math.sqrt(log_joint.temperature) * log_joint.prior.scale(name),
-        log_joint.random_shapes,
-    )
-    unit = max(jax.tree.leaves(prior_std))
-    length = math.pi / 2 * unit if trajectory_length is None else trajectory_length
+    prior_std, unit = tempered_prior_std(log_joint)
+    length = default_length(log_joint) if trajectory_length is None else trajectory_length
     burn_in = BurnIn(num_burn_in, target_accept, length, prior_std, unit)
     ramp = max(burn_in.first_quarter, 1) if adapts_step_size else None
     trajectory = Trajectory(length, trajectory_jitter, max_num_leapfrog_steps, ramp)
-    _check(trajectory, burn_in, step_size, adapt_mass_matrix)
+    check_settings(trajectory, burn_in, step_size, adapt_mass_matrix)
 
     def init(rng_key: jax.Array, params: Params | None) -> HMCState:
         params = overdispersed_params(rng_key, log_joint) if params is None else params
         random, _ = log_joint.partition(params)
         dtype = jax.tree.leaves(random)[0].dtype
         size = jnp.array(length if step_size is None else step_size, dtype)
-        inverse_mass = jax.tree.map(
-            lambda leaf, std: jnp.full(
-                leaf.shape if adapt_mass_matrix else (), (std / unit) ** 2, leaf.dtype
-            ),
-            random,
-            prior_std,
-        )
         return HMCState(
-            params,
+            hamiltonian.start(log_joint, params),
             jnp.zeros((), jnp.int32),
             size,
-            inverse_mass,
+            adaptation.prior_inverse_mass(random, prior_std, unit, adapt_mass_matrix),
             adaptation.start_dual_averaging(size) if adapts_step_size else None,
             adaptation.start_moments(random, dtype) if adapt_mass_matrix else None,
             jnp.zeros((), jnp.int32),
         )
 
     def step(rng_key: jax.Array, state: HMCState, data: Data) -> tuple[HMCState, Info]:
-        def attempt(size: jax.Array) -> tuple[Params, Info]:
+        def attempt(size: jax.Array) -> tuple[Position, Info]:
             num_steps = trajectory.num_steps(size, state.iteration)
-            params, info = transition(
+            position, info = transition(
                 rng_key,
                 log_joint,
-                state.params,
+                state.position,
                 data,
                 step_size=size,
                 inverse_mass=state.inverse_mass,
@@ -204,18 +193,18 @@ def hmc(
                 divergence_threshold=divergence_threshold,
                 progress=progress,
             )
-            return params, info | {"step_size": size, "num_leapfrog_steps": num_steps}
+            return position, info | {"step_size": size, "num_leapfrog_steps": num_steps}
 
         if adapts_step_size:
-            params, info = _attempt_until_likely(attempt, state.step_size, state.iteration == 0)
+            position, info = attempt_until_likely(attempt, state.step_size, state.iteration == 0)
         else:
-            params, info = attempt(state.step_size)
+            position, info = attempt(state.step_size)
         learned = Learned(info["step_size"], *state[3:])
-        random, _ = log_joint.partition(params)
+        random, _ = log_joint.partition(position.params)
         num_done = state.iteration + 1
         acceptance, divergent = info["acceptance_probability"], info["divergent"]
         learned = adaptation.adapt(burn_in, num_done, learned, random, acceptance, divergent)
-        return HMCState(params, num_done, *learned), info
+        return HMCState(position, num_done, *learned), info
 
     def pool(states: HMCState) -> HMCState:
         learned = adaptation.pool(Learned(*states[2:]))
@@ -223,13 +212,13 @@ def hmc(
         return trees.select(during_burn_in, states._replace(**learned._asdict()), states)
 
     def sample(rng_key: jax.Array, state: HMCState, num_draws: int) -> Params:
-        return repeat(state.params, num_draws)
+        return repeat(state.position.params, num_draws)
 
     adapts = num_burn_in > 0 and (adapts_step_size or adapt_mass_matrix)
     return Method(init, step, sample, pool if adapts else None)
 
 
-def _check(
+def check_settings(
     trajectory: Trajectory, burn_in: BurnIn, step_size: float | None, adapt_mass_matrix: bool
 ) -> None:
     """Refuses settings that contradict each other or the definitions of their quantities."""
@@ -259,27 +248,45 @@ def _check(
         )
 
 
-def _attempt_until_likely(
-    attempt: Callable[[jax.Array], tuple[Params, Info]], step_size: jax.Array, is_first: jax.Array
-) -> tuple[Params, Info]:
+def attempt_until_likely(
+    attempt: Callable[[jax.Array], tuple[Any, Info]], step_size: jax.Array, is_first: jax.Array
+) -> tuple[Any, Info]:
     """The first transition, with its step size halved until it is likely to be accepted.
 
     It is a single leapfrog step, which starts at the trajectory's length. Later transitions are
     attempted once; that they run through the same loop keeps the program to one gradient.
+
+    Args:
+      attempt: step size -> (what the transition leads to, info with acceptance_probability).
+      step_size: to begin with.
+      is_first: whether this is the first transition.
     """
 
-    def unsettled(carry: tuple[jax.Array, Params, Info]) -> jax.Array:
+    def unsettled(carry: tuple[jax.Array, Any, Info]) -> jax.Array:
         attempts, _, info = carry
         unlikely = info["acceptance_probability"] < 0.5
         return (attempts == 0) | (is_first & unlikely & (attempts <= MAX_STEP_SIZE_HALVINGS))
 
-    def halve(carry: tuple[jax.Array, Params, Info]) -> tuple[jax.Array, Params, Info]:
+    def halve(carry: tuple[jax.Array, Any, Info]) -> tuple[jax.Array, Any, Info]:
         attempts = carry[0]
         return attempts + 1, *attempt(step_size / 2 ** attempts.astype(step_size.dtype))
 
     nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(attempt, step_size))
-    _, params, info = jax.lax.while_loop(unsettled, halve, (jnp.int32(0), *nothing))
-    return params, info
+    _, end, info = jax.lax.while_loop(unsettled, halve, (jnp.int32(0), *nothing))
+    return end, info
+
+
+def tempered_prior_std(log_joint: LogJoint) -> tuple[Params, float]:
+    """sqrt(T) s of each random parameter, leaf by leaf, and the largest of them."""
+    prior_std = jax.tree.map(
+        lambda scale: math.sqrt(log_joint.temperature) * scale, log_joint.prior_scales
+    )
+    return prior_std, max(jax.tree.leaves(prior_std))
+
+
+def default_length(log_joint: LogJoint) -> float:
+    """pi/2 * sqrt(T) * the prior's largest standard deviation: see `trajectory_length` of `hmc`."""
+    return math.pi / 2 * tempered_prior_std(log_joint)[1]
 
 
 def overdispersed_params(rng_key: jax.Array, log_joint: LogJoint) -> Params:

@@ -29,7 +29,10 @@ class Likelihood(NamedTuple):
         followed by the standard deviations of each target.
       init: () -> own parameters, an empty dict when there are none.
       log_prior: own parameters -> scalar.
+      sample_prior: rng_key -> a draw of the own parameters from that prior.
       num_outputs: how many outputs the network must have.
+      noise_std: own parameters -> the standard deviation of a Gaussian noise that is the same
+        everywhere; None for other observation models.
       prior_std: of every own parameter, around its value in `init`.
     """
 
@@ -37,7 +40,9 @@ class Likelihood(NamedTuple):
     predict: Callable[[jax.Array, Params], jax.Array]
     init: Callable[[], Params]
     log_prior: Callable[[Params], jax.Array]
+    sample_prior: Callable[[jax.Array], Params]
     num_outputs: int
+    noise_std: Callable[[Params], jax.Array] | None = None
     prior_std: float = LOG_NOISE_PRIOR_STD
 
 
@@ -47,6 +52,10 @@ def _no_parameters() -> Params:
 
 def _no_log_prior(params: Params) -> jax.Array:
     return jnp.zeros(())
+
+
+def _no_prior_draw(rng_key: jax.Array) -> Params:
+    return {}
 
 
 def categorical(num_classes: int) -> Likelihood:
@@ -61,6 +70,7 @@ def categorical(num_classes: int) -> Likelihood:
         lambda outputs, params: jax.nn.softmax(outputs),
         _no_parameters,
         _no_log_prior,
+        _no_prior_draw,
         num_classes,
     )
 
@@ -78,7 +88,7 @@ def bernoulli() -> Likelihood:
     def predict(outputs: jax.Array, params: Params) -> jax.Array:
         return jax.nn.sigmoid(jnp.concatenate([-outputs, outputs], axis=1))
 
-    return Likelihood(log_likelihood, predict, _no_parameters, _no_log_prior, 1)
+    return Likelihood(log_likelihood, predict, _no_parameters, _no_log_prior, _no_prior_draw, 1)
 
 
 def _gaussian_log_density(residual: jax.Array, std: jax.Array) -> jax.Array:
@@ -116,7 +126,16 @@ def gaussian(noise_std: float = 1.0, num_targets: int = 1, learn_noise: bool = F
         standardised = (params["log_noise_std"] - math.log(noise_std)) / LOG_NOISE_PRIOR_STD
         return -0.5 * standardised**2 - math.log(LOG_NOISE_PRIOR_STD * math.sqrt(2 * math.pi))
 
-    return Likelihood(log_likelihood, predict, init, log_prior, num_targets)
+    def sample_prior(rng_key: jax.Array) -> Params:
+        return jax.tree.map(
+            lambda median: (
+                median
+                + LOG_NOISE_PRIOR_STD * jax.random.normal(rng_key, median.shape, median.dtype)
+            ),
+            init(),
+        )
+
+    return Likelihood(log_likelihood, predict, init, log_prior, sample_prior, num_targets, std)
 
 
 def heteroscedastic_gaussian(num_targets: int = 1, noise_floor: float = 1e-3) -> Likelihood:
@@ -139,5 +158,6 @@ def heteroscedastic_gaussian(num_targets: int = 1, noise_floor: float = 1e-3) ->
         lambda outputs, params: jnp.concatenate(split(outputs), axis=1),
         _no_parameters,
         _no_log_prior,
+        _no_prior_draw,
         2 * num_targets,
     )

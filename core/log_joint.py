@@ -67,6 +67,11 @@ class LogJoint:
         """Those of the random parameters, with `None` for the point estimates."""
         return self.partition(self.shapes)[0]
 
+    @property
+    def prior_scales(self) -> Params:
+        """The prior's standard deviation of each random leaf, a float, not tempered."""
+        return trees.map_with_name(lambda name, _: self.prior.scale(name), self.random_shapes)
+
     def __call__(self, params: Params, data: Data) -> jax.Array:
         """log p_T(w, D), a scalar."""
         log_prior, log_likelihood = self.terms(params, data)
@@ -85,11 +90,15 @@ class LogJoint:
         At a million weights the log-prior is of order 1e6, where float32 resolves 0.06 nats; the
         differences of single terms are small and keep their digits.
         """
+        log_prior, log_likelihood = self.term_differences(new, old, data)
+        return (log_prior + log_likelihood) / self.temperature
+
+    def term_differences(self, new: Params, old: Params, data: Data) -> tuple[jax.Array, jax.Array]:
+        """log p(new) - log p(old) and the same of log p(D | w), not tempered; see `difference`."""
         log_prior = trees.total(
             jax.tree.map(jnp.subtract, *map(self._log_prior_densities, (new, old)))
         )
-        log_likelihood = self._sum_over_rows(self._weighted_difference, (new, old), data)
-        return (log_prior + log_likelihood) / self.temperature
+        return log_prior, self._sum_over_rows(self._weighted_difference, (new, old), data)
 
     def partition(self, params: Params) -> tuple[Params, Params]:
         """The random parameters and the point estimates; `core.trees.merge` joins them again."""
@@ -98,6 +107,15 @@ class LogJoint:
     def log_prior(self, params: Params) -> jax.Array:
         """log p(w) over the random parameters, not tempered."""
         return trees.total(self._log_prior_densities(params))
+
+    def sample_prior(self, rng_key: jax.Array) -> Params:
+        """A draw of the random parameters from p(w), `None` for the point estimates."""
+        random = dict(self.random_shapes)
+        own = random.pop(likelihoods.PARAMETER_GROUP, None)
+        drawn = self.prior.sample(jax.random.fold_in(rng_key, 0), random)
+        if jax.tree.leaves(own):
+            own = self.likelihood.sample_prior(jax.random.fold_in(rng_key, 1))
+        return drawn if own is None else {**drawn, likelihoods.PARAMETER_GROUP: own}
 
     def expected_log_prior(self, mean: Params, scale: Params, drawn: Params) -> jax.Array:
         """E[log p(w)] over w ~ N(mean, diag(scale)^2), not tempered, or an unbiased estimate of it.

@@ -21,7 +21,7 @@ class Method(NamedTuple):
 
     Attributes:
       init: (rng_key, params or None) -> state, at the given parameters or, for None, at the
-        method's own starting point.
+        method's own starting point. (SMC starts at the prior and takes point estimates alone.)
       step: (rng_key, state, data) -> (state, info). One pass over the data, or one transition.
         `info["log_joint"]` holds the (estimated) log-joint after or along the step; where it is
         not finite, the loop stops and keeps the state before.

@@ -11,25 +11,37 @@ arXiv 1612.01474), with the prior in place of their weight decay.
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from haiku_posteriors.core import plateau, trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize, repeat
 from haiku_posteriors.core.trees import Params
 
+PLATEAU_GAIN = 0.01  # nats per parameter and window; mode and typical set are 0.5 apart
+
 
 class SGDState(NamedTuple):
-    """Parameters and the optimizer's state, which counts the steps for its schedule."""
+    """One member.
+
+    Attributes:
+      params: all parameters.
+      optimizer_state: counts the steps for its schedule.
+      plateau: None where training does not end by itself.
+    """
 
     params: Params
     optimizer_state: optax.OptState
+    plateau: plateau.Plateau | None
 
 
 def sgd(
     log_joint: LogJoint,
     optimizer: optax.GradientTransformation | None = None,
     batch_size: int = 32,
+    plateau_window: int | None = None,
 ) -> Method:
     """Minimises minus the log-joint; one step is one epoch.
 
@@ -37,6 +49,9 @@ def sgd(
       log_joint: what to maximise.
       optimizer: any optax transformation; Adam with a step size of 1e-2 by default.
       batch_size: maximum rows per minibatch.
+      plateau_window: epochs of a window after which training is over if the log-joint has gained
+        less than PLATEAU_GAIN nats per parameter since the window before (see `core.plateau`);
+        steps then change nothing. None to train on.
 
     Returns:
       The method. Its draws are copies of the current parameters.
@@ -53,17 +68,25 @@ def sgd(
       (5, 3, 1)
     """
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
+    tolerance = PLATEAU_GAIN * trees.size(log_joint.shapes)
 
     def init(rng_key: jax.Array, params: Params | None) -> SGDState:
         params = log_joint.init(rng_key) if params is None else params
-        return SGDState(params, optimizer.init(params))
+        dtype = jax.tree.leaves(params)[0].dtype
+        watched = None if plateau_window is None else plateau.start(dtype)
+        return SGDState(params, optimizer.init(params), watched)
 
     def update(rng_key: jax.Array, state: SGDState, batch: Data) -> tuple[SGDState, Info]:
         loss, gradient = jax.value_and_grad(lambda params: -log_joint(params, batch))(state.params)
         new = optimize(optimizer, gradient, state.optimizer_state, state.params)
-        return SGDState(*new), {"log_joint": -loss}
+        return SGDState(*new, state.plateau), {"log_joint": -loss}
 
     def step(rng_key: jax.Array, state: SGDState, data: Data) -> tuple[SGDState, Info]:
-        return minibatch_epoch(rng_key, update, state, data, batch_size)
+        new, info = minibatch_epoch(rng_key, update, state, data, batch_size)
+        if plateau_window is None or state.plateau is None:
+            return new, info
+        log_joint = jnp.mean(info["log_joint"])
+        watched = plateau.update(state.plateau, log_joint, plateau_window, tolerance)
+        return trees.select(state.plateau.is_reached, state, new._replace(plateau=watched)), info
 
     return Method(init, step, lambda rng_key, state, num_draws: repeat(state.params, num_draws))

@@ -75,9 +75,9 @@ def series(runs: pathlib.Path, path: pathlib.Path) -> None:
         log_joint = problem(json.loads((runs / name / "flags.json").read_text()))
         template = log_joint.shapes
         draws = checkpoint_utils.load_draws(runs / name / "draws", template)
-        predict = ensemble_utils.make_predictor(log_joint, DATASET)
+        predict = ensemble_utils.make_predictor(log_joint, DATASET.form)
         panels[title] = predict(jax.device_put(draws), jax.device_put(points)).flat().outputs
-    targets = ensemble_utils.targets_in_original_units(DATASET.y_train, DATASET)
+    targets = ensemble_utils.targets_in_original_units(DATASET.y_train, DATASET.form)
     predictive.predictive_panel(
         path, panels, grid, DATASET.x_train, targets, lambda x: 10 * np.sin(2 * np.pi * x)
     )

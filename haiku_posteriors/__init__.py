@@ -17,14 +17,18 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.hmc import hmc
     from haiku_posteriors.core.implicit.implicit_vi import implicit_vi
     from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+    from haiku_posteriors.core.mclmc import mclmc
     from haiku_posteriors.core.method import Method
     from haiku_posteriors.core.priors import make_prior
     from haiku_posteriors.core.sgd import sgd
     from haiku_posteriors.core.sgmcmc import sgmcmc
+    from haiku_posteriors.core.smc import smc
     from haiku_posteriors.core.vi import mean_field_vi
     from haiku_posteriors.utils.data_utils import from_arrays
     from haiku_posteriors.utils.data_utils import load as load_dataset
+    from haiku_posteriors.utils.datasets.own_tables import TableOptions
     from haiku_posteriors.utils.report.arviz_export import to_arviz
+    from haiku_posteriors.utils.report.loaded_runs import load_run
     from haiku_posteriors.utils.train_utils import Run, RunResult
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "Method",
     "Run",
     "RunResult",
+    "TableOptions",
     "UserError",
     "__version__",
     "from_arrays",
@@ -41,13 +46,16 @@ __all__ = [
     "implicit_vi",
     "likelihoods",
     "load_dataset",
+    "load_run",
     "make_data",
     "make_log_joint",
     "make_prior",
     "mc_dropout",
+    "mclmc",
     "mean_field_vi",
     "sgd",
     "sgmcmc",
+    "smc",
     "to_arviz",
 ]
 
@@ -59,19 +67,23 @@ _HOMES = {
     "Method": "core.method:Method",
     "Run": "utils.train_utils:Run",
     "RunResult": "utils.train_utils:RunResult",
+    "TableOptions": "utils.datasets.own_tables:TableOptions",
     "UserError": "core.errors:UserError",
     "from_arrays": "utils.data_utils:from_arrays",
     "hmc": "core.hmc:hmc",
     "implicit_vi": "core.implicit.implicit_vi:implicit_vi",
     "likelihoods": "core.likelihoods",
     "load_dataset": "utils.data_utils:load",
+    "load_run": "utils.report.loaded_runs:load_run",
     "make_data": "core.data:make_data",
     "make_log_joint": "core.log_joint:make_log_joint",
     "make_prior": "core.priors:make_prior",
     "mc_dropout": "core.dropout:mc_dropout",
+    "mclmc": "core.mclmc:mclmc",
     "mean_field_vi": "core.vi:mean_field_vi",
     "sgd": "core.sgd:sgd",
     "sgmcmc": "core.sgmcmc:sgmcmc",
+    "smc": "core.smc:smc",
     "to_arviz": "utils.report.arviz_export:to_arviz",
 }
 

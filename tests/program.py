@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import haiku as hk
 import jax
 import numpy as np
 
-from haiku_posteriors.utils import checkpoint_utils
+from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils
 from haiku_posteriors.utils.files import read_rows as read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -24,6 +25,11 @@ ENVIRONMENT = os.environ | {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "PYTHONPATH": str(ROOT / "tests"),
 }
+
+
+def run_here(script, flags, directory):
+    """Runs a script, given as a module, in this process."""
+    script.run(cmd_args_utils.parse(script.GROUPS, [*shlex.split(flags), f"--dir={directory}"]))
 
 
 def start(script, *flags):

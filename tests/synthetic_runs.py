@@ -9,8 +9,10 @@ from sklearn.neural_network import MLPClassifier
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.judging import metrics
-from haiku_posteriors.utils import checkpoint_utils, data_utils, files
+from haiku_posteriors.utils import checkpoint_utils, data_utils, files, models
 from haiku_posteriors.utils.problem import Problem, build_log_joint, complete, load_data
+from haiku_posteriors.utils.report import problem_files
+from haiku_posteriors.utils.report.problem_files import StoredProblem
 
 TOY = Problem(weight_decay=1 / 1.5**2, noise_std=0.3)
 DIGITS = Problem(dataset_name="digits", model_name="mlp_20_20")
@@ -61,8 +63,8 @@ def write_toy_run(path, *, seed=0, chains=2, draws=6, draws_per_file=4, **change
     """Random weights on the toy regression, with predictions that scatter about its targets."""
     problem = dataclasses.replace(TOY, **changes)
     dataset = load_data(problem)
-    problem = complete(problem, dataset)
-    log_joint = build_log_joint(problem, dataset)
+    problem = complete(problem, dataset.form)
+    log_joint = build_log_joint(problem, dataset.form)
     shapes = trees.named_leaves(log_joint.shapes)
     rng = np.random.default_rng(seed)
     dtype = dataset.x_train.dtype
@@ -85,6 +87,23 @@ def write_toy_run(path, *, seed=0, chains=2, draws=6, draws_per_file=4, **change
     )
 
 
+def write_loadable_run(path, problem, chains=2, draws=3, seed=0):
+    """What `load_run` reads, with random weights."""
+    dataset = load_data(problem)
+    problem = complete(problem, dataset.form)
+    shapes = trees.named_leaves(build_log_joint(problem, dataset.form).shapes)
+    rng = np.random.default_rng(seed)
+    weights = {
+        name: rng.normal(0, 0.5, (chains, draws, *leaf.shape)).astype(leaf.dtype)
+        for name, leaf in shapes.items()
+    }
+    checkpoint_utils.save_draws(path / "draws", draws, weights)
+    source = models.source_of(problem.model_name)
+    stored = StoredProblem(problem, dataset.form, chains, 1, len(dataset.x_test), source)
+    problem_files.write(path, stored)
+    return path
+
+
 def write_digits_ensemble(path, members=3):
     """Networks that scikit-learn has trained, one a chain: quicker than to compile our own."""
     dataset = load_data(DIGITS)
@@ -102,5 +121,5 @@ def write_digits_ensemble(path, members=3):
             draws[f"{layer}/{name}"] = np.stack(values)[:, None].astype(np.float32)
     outputs = np.stack([network.predict_proba(dataset.x_test) for network in networks])
     observed = np.log(outputs[:, np.arange(len(dataset.y_test)), dataset.y_test])
-    problem = complete(DIGITS, dataset)
+    problem = complete(DIGITS, dataset.form)
     return write_run(path, problem, dataset, draws, outputs, observed, draws_per_file=1)

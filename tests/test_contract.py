@@ -48,7 +48,7 @@ class Compiled:
         else:
             self.states = [jax.device_put(start, devices.chain_sharding(mesh))]
         for epoch in range(3):
-            state, self.info, finite = self.program.run(
+            state, self.info, finite, _ = self.program.run(
                 self.states[-1], self.data, epoch, epoch + 1
             )
             assert finite
@@ -123,8 +123,13 @@ def test_state_survives_a_checkpoint(one_device, tmp_path):
 
 
 def test_starts_at_given_parameters(one_device, log_joint):
-    """Draws of the first state scatter around the parameters it was given."""
-    _, compiled = one_device
+    """Draws of the first state scatter around the parameters it was given.
+
+    Not those of SMC, which starts at the prior by definition and takes point estimates alone.
+    """
+    name, compiled = one_device
+    if name == "smc":
+        pytest.skip("starts at the prior")
     given = jax.vmap(log_joint.init)(jax.random.split(jax.random.key(9), CHAINS))
     given = jax.tree.map(lambda leaf: leaf + 5.0, given)
     draws = compiled.program.sample(compiled.program.init(given), DRAW, 0, DRAWS)

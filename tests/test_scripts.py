@@ -13,16 +13,18 @@ import warnings
 import numpy as np
 import program
 import pytest
-from program import assert_same_outcome, outcome, read_rows
+from program import assert_same_outcome, outcome, read_rows, run_here
 
 import run_hmc
 import run_implicit
+import run_mclmc
 import run_sgd
 import run_sgmcmc
+import run_smc
 import run_vi
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import diagnostics
-from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, tasks
+from haiku_posteriors.utils import checkpoint_utils, tasks
 from haiku_posteriors.utils.train_utils import DivergedError
 from haiku_posteriors.version import __version__
 
@@ -33,11 +35,19 @@ RUNS = {
     run_sgd: "--num_epochs=4000 --eval_freq=500 --save_freq=100 --num_members=2",
     run_hmc: (
         "--num_iterations=24 --num_burn_in_iterations=12 --eval_freq=8 --save_freq=4 "
-        "--num_chains=2 --trajectory_len=0.05"
+        "--num_chains=2 --trajectory_len=0.05 --warm_start_epochs=300"
+    ),
+    run_mclmc: (
+        "--num_iterations=24 --num_burn_in_iterations=12 --eval_freq=8 --save_freq=4 "
+        "--num_chains=2 --trajectory_len=0.05 --bias_iterations=6 --learn_noise"
     ),
     run_sgmcmc: (
         "--num_epochs=8000 --num_burnin_epochs=1000 --ensemble_freq=500 --eval_freq=4000 "
         "--save_freq=500 --num_chains=2 --preconditioner=RMSprop --init_step_size=1e-5"
+    ),
+    run_smc: (
+        "--num_particles=16 --num_chains=2 --max_num_leapfrog_steps=8 --num_moves=2 "
+        "--num_final_moves=6 --target_ess=0.7 --eval_freq=16 --save_freq=4"
     ),
     run_vi: (
         "--num_epochs=3000 --kl_warmup_epochs=500 --eval_freq=1000 --save_freq=100 "
@@ -55,11 +65,6 @@ RUNS = {
 
 def name_of(script):
     return f"{script.__name__}.py"
-
-
-def run_here(script, flags, directory):
-    """Runs a script in this process."""
-    script.run(cmd_args_utils.parse(script.GROUPS, [*shlex.split(flags), f"--dir={directory}"]))
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +120,50 @@ def test_run_hmc_leaves_draws_history_and_a_verdict(whole):
     np.testing.assert_array_equal(moved, accepted[1:].T)
 
 
+def test_run_smc_leaves_draws_evidence_and_a_verdict(tmp_path, capsys):
+    directory = tmp_path / "run"
+    run_here(run_smc, RUNS[run_smc], directory)
+    out = capsys.readouterr().out
+    history = read_rows(directory / "history.jsonl")
+    fractions = np.array([row["fraction"] for row in history])
+    # It ended by itself, with three steps of two moves each after the last population's arrival.
+    assert np.all(fractions[-1] == 1) and np.sum(np.all(fractions == 1, axis=1)) == 4
+    evidence = json.loads((directory / "evidence.json").read_text())
+    assert evidence["values"] == history[-1]["log_evidence"] and evidence["errors"] == [None, None]
+    assert min(evidence["values"]) < evidence["value"] < max(evidence["values"])
+    assert evidence["error"] > 0 and sum(evidence["weights"]) == pytest.approx(1)
+    judged = json.loads((directory / "diagnostics.json").read_text())
+    assert judged["converged"] is False and "Verdict: NOT converged." in out
+    assert f"Log-evidence: {evidence['value']:.2f} (error {evidence['error']:.2f})" in out
+    assert judged["num_gradients"] == sum(sum(row["num_gradients"]) for row in history)
+    assert (directory / "diagnostics.png").stat().st_size > 10_000
+    summary, draws, _ = outcome(directory)
+    assert summary["epochs"] == len(history) and summary["num_draws"] == 32
+    assert draws["hidden_0/w"].shape == (2, 16, 1, 7)
+    assert {"fraction", "log_evidence"} <= read_rows(directory / "metrics.jsonl")[-1].keys()
+
+
+def test_run_mclmc_leaves_draws_history_and_an_estimate_of_its_bias(whole):
+    directory, out = whole(run_mclmc)
+    judged = json.loads((directory / "diagnostics.json").read_text())
+    assert judged["converged"] is False and judged["lost_chains"] == []
+    shifts = judged["bias"]["shifts"]
+    assert {"predictions, mean", "log-joint, mean", "noise, spread"} <= shifts.keys()
+    assert judged["bias"]["num_gradients"] > 32 * 6 and len(judged["energy_variance"]) == 2
+    assert "Shifts under exact transitions" in out and "energy variance" in out
+    history = read_rows(directory / "history.jsonl")
+    assert len({tuple(row["step_size"]) for row in history[12:]}) == 1
+    draws = checkpoint_utils.load_draws(directory / "draws")
+    assert draws["hidden_0/w"].shape == (2, 12, 1, 7)
+
+
+def test_adjusted_mclmc_has_no_bias_to_estimate(tmp_path, capsys):
+    flags = "--adjusted --num_iterations=8 --num_chains=1 --trajectory_len=0.05"
+    run_here(run_mclmc, flags, tmp_path / "run")
+    judged = json.loads((tmp_path / "run" / "diagnostics.json").read_text())
+    assert "bias" not in judged and "acceptance" in capsys.readouterr().out
+
+
 def test_run_vi_says_what_it_covers_and_learned(tmp_path, capsys):
     run_here(run_vi, RUNS[run_vi] + " --num_epochs=300 --kl_warmup_epochs=100", tmp_path / "run")
     out = capsys.readouterr().out
@@ -153,6 +202,8 @@ def test_members_of_implicit_vi_are_weighed(whole):
     assert "The mixture's is between" in out
     evidence = json.loads((directory / "evidence.json").read_text())
     assert sum(evidence["weights"]) == pytest.approx(1)
+    assert evidence["estimator"] == "linearised ELBO, no bound" and len(evidence["errors"]) == 2
+    assert evidence["value"] == pytest.approx(np.dot(evidence["weights"], evidence["values"]))
 
 
 # What the scripts share is shown on run_sgd.py every time.
@@ -262,7 +313,15 @@ MISTAKES = {
         "--num_burn_in_iterations=0": "Without burn-in the step size cannot be adapted",
         "--step_size=1e-3 --trajectory_jitter=2": "trajectory_jitter must lie in [0, 1)",
         "--num_iterations=10 --num_burn_in_iterations=10": "No draws would be collected",
+        "--stochastic_params=output --warm_start_epochs=0": "give an init_checkpoint",
+        "--collapse_output --dataset_name=digits": "Gaussian likelihood of one noise",
+    },
+    run_mclmc: {
+        "--energy_variance=0": "energy_variance must be positive",
+        "--step_size=1e-6": "more than max_num_leapfrog_steps = 10000",
+        "--num_burn_in_iterations=0": "Without burn-in the step size cannot be adapted",
         "--stochastic_params=output": "give an init_checkpoint",
+        "--init_checkpoint=nowhere": "There is no file nowhere",
     },
     run_sgmcmc: {
         "--num_burnin_epochs=300000": "There would be no draws: the first comes num_burnin_epochs "
@@ -273,6 +332,11 @@ MISTAKES = {
         "--final_step_size=0": "final_step_size must be positive and finite, not 0.0",
         "--optimizer=Adam": "Unknown command line flag 'optimizer'",
         "--momentum=1": "momentum_decay must be at least 0 and below 1, not 1.0",
+    },
+    run_smc: {
+        "--target_ess=1": "target_ess must lie between 0 and 1, not 1.0",
+        "--stochastic_params=output": "give an init_checkpoint",
+        "--num_particles=1": "num_particles",
     },
     run_vi: {
         "--vi_sigma_init=0": "sigma_init must be positive",

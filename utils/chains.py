@@ -21,9 +21,22 @@ from haiku_posteriors.utils.data_utils import Dataset
 # Purposes of random keys; never renumber, or old runs cannot be repeated.
 INIT, STEP, DRAW, EVALUATE = range(4)
 # Of stages before and after the loop, in scripts that have them.
-PRETRAIN_INIT, PRETRAIN, EVIDENCE, MIX, PILOT, REFINE = range(4, 10)
-# Of pictures, far from the stages, whose numbers grow.
-PRIOR_PREDICTIVE = 40
+PRETRAIN_INIT, PRETRAIN, EVIDENCE, MIX, PILOT, REFINE, BIAS = range(4, 11)
+
+
+class Purposes(NamedTuple):
+    """What the keys of one loop are for."""
+
+    init: int = INIT
+    step: int = STEP
+    draw: int = DRAW
+    evaluate: int = EVALUATE
+
+
+MAIN = Purposes()
+WARM_START = Purposes(11, 12, 13, 14)  # a loop before the loop
+SIMULATE = 15  # data sets from the prior
+PRIOR_PREDICTIVE = 16
 
 
 def chain_key(seed: int, purpose: int, epoch: jax.Array | int, chain: jax.Array) -> jax.Array:
@@ -37,7 +50,8 @@ class Program(NamedTuple):
 
     Attributes:
       init: (params (chains, ...) or None) -> state.
-      run: (state, data, first, last) -> (state, info of the last epoch, whether all is finite).
+      run: (state, data, first, last) -> (state, info of the last epoch, whether all is finite, the
+        epoch reached); `last`, or less if the method finished before.
       sample: (state, purpose, step, num_draws, block or None) -> params (chains, num_draws, ...);
         the number of a block where draws are too large to be sampled at once.
     """
@@ -48,9 +62,24 @@ class Program(NamedTuple):
 
 
 def compile_method(
-    method: Method, seed: int, num_chains: int, mesh: Mesh, step_purpose: int = STEP
+    method: Method,
+    seed: int,
+    num_chains: int,
+    mesh: Mesh,
+    purposes: Purposes = MAIN,
+    is_finished: Callable[[State], jax.Array] | None = None,
 ) -> Program:
-    """Adds the chain axis to a method and compiles its three functions once each."""
+    """Adds the chain axis to a method and compiles its three functions once each.
+
+    Args:
+      method: for one chain.
+      seed: from which every random number derives.
+      num_chains: their number.
+      mesh: where they run.
+      purposes: of the keys.
+      is_finished: states of all chains -> a boolean scalar, asked before every step: no further one
+        is made where it is true.
+    """
     chains, whole = devices.chain_sharding(mesh), devices.replicated(mesh)
 
     def over_chains(function: Callable, argument: Any) -> Any:
@@ -66,41 +95,53 @@ def compile_method(
 
     def init(params: Params | None) -> State:
         return over_chains(
-            lambda params, chain: method.init(chain_key(seed, INIT, 0, chain), params), params
+            lambda params, chain: method.init(chain_key(seed, purposes.init, 0, chain), params),
+            params,
         )
 
     def run(
         state: State, data: Data, first: jax.Array, last: jax.Array
-    ) -> tuple[State, Info, jax.Array]:
+    ) -> tuple[State, Info, jax.Array, jax.Array]:
         def step(state: State, epoch: jax.Array, chain: jax.Array) -> tuple[State, Info]:
-            return method.step(chain_key(seed, step_purpose, epoch, chain), state, data)
+            return method.step(chain_key(seed, purposes.step, epoch, chain), state, data)
 
-        def repeat(step: Callable, state: State) -> tuple[State, Info, jax.Array]:
-            def body(epoch: jax.Array, carry: tuple[State, Info, jax.Array]) -> tuple:
-                state, _, total = carry
+        def repeat(
+            step: Callable, goes_on: Callable, state: State
+        ) -> tuple[State, Info, jax.Array, jax.Array]:
+            def body(carry: tuple) -> tuple:
+                state, _, total, epoch = carry
                 state, info = step(state, epoch)
                 # A sum stays non-finite once it is, and costs less than a test in every epoch.
-                return state, info, total + jnp.sum(info["log_joint"])
+                return state, info, total + jnp.sum(info["log_joint"]), epoch + 1
 
             shapes = jax.eval_shape(step, state, first)[1]
             empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             zero = jnp.zeros((), empty["log_joint"].dtype)
-            return jax.lax.fori_loop(first, last, body, (state, empty, zero))
+            return jax.lax.while_loop(
+                lambda carry: (carry[3] < last) & goes_on(carry[0]),
+                body,
+                (state, empty, zero, jnp.asarray(first)),
+            )
 
-        pool = method.pool
-        if pool is None:  # chains need not meet after every step
-            state, info, total = over_chains(
-                lambda state, chain: repeat(lambda state, epoch: step(state, epoch, chain), state),
+        if method.pool is None and is_finished is None:  # chains need not meet after every step
+            state, info, total, reached = over_chains(
+                lambda state, chain: repeat(
+                    lambda state, epoch: step(state, epoch, chain), lambda state: True, state
+                ),
                 state,
             )
+            reached = reached[0]
         else:
 
-            def pooled_step(state: State, epoch: jax.Array) -> tuple[State, Info]:
+            def step_together(state: State, epoch: jax.Array) -> tuple[State, Info]:
                 state, info = over_chains(lambda state, chain: step(state, epoch, chain), state)
-                return pool(state), info
+                return method.pool(state) if method.pool else state, info
 
-            state, info, total = repeat(pooled_step, state)
-        return state, info, trees.all_finite((state, total))
+            def goes_on(state: State) -> jax.Array | bool:
+                return is_finished is None or ~is_finished(state)
+
+            state, info, total, reached = repeat(step_together, goes_on, state)
+        return state, info, trees.all_finite((state, total)), reached
 
     def sample(
         state: State,
@@ -119,7 +160,7 @@ def compile_method(
     return Program(
         jax.jit(init, out_shardings=chains),
         # Pinned, or the compiler may place the outputs otherwise and the next call recompiles.
-        jax.jit(run, out_shardings=(chains, whole, whole)),
+        jax.jit(run, out_shardings=(chains, whole, whole, whole)),
         jax.jit(sample, static_argnums=(1, 3), out_shardings=chains),
     )
 
@@ -136,4 +177,4 @@ def compile_stage(
     mesh = devices.make_mesh(num_chains)
     pieces = log_joint.num_microbatches
     data = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
-    return compile_method(method, seed, num_chains, mesh, purpose), data
+    return compile_method(method, seed, num_chains, mesh, Purposes(step=purpose)), data

@@ -115,6 +115,17 @@ def draw_files(directory: pathlib.Path) -> list[pathlib.Path]:
     return sorted(directory.glob("*.safetensors"))
 
 
+def draw_shape(path: pathlib.Path) -> tuple[int, int]:
+    """(chains, draws) of a file of draws, from its header alone."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            name = next(iter(file.keys()))
+            chains, draws = file.get_slice(name).get_shape()[:2]
+    except (safetensors.SafetensorError, OSError, ValueError, StopIteration) as error:
+        raise DamagedFileError(f"{path} is damaged or no file of draws ({error}).") from error
+    return chains, draws
+
+
 def load_draws(directory: pathlib.Path) -> dict[str, np.ndarray] | None:
     """All draws of a run by parameter name, (chain, draw, ...); None if there are none.
 
@@ -137,7 +148,8 @@ def load_params(path: pathlib.Path, template: Params) -> Params:
     """Parameters to start from, stacked along a leading axis (one per chain and draw).
 
     Args:
-      path: a run's folder, a file of draws, or a checkpoint whose state has `params`.
+      path: a run's folder, a file of draws, or a checkpoint whose state has `params`, by itself or
+        in a `position`.
       template: the network's parameters (shapes suffice), which the file must fit.
 
     Returns:
@@ -150,9 +162,9 @@ def load_params(path: pathlib.Path, template: Params) -> Params:
         path = candidates[-1] if candidates[-1].parent.name == "draws" else candidates[0]
     tensors, _ = load_tensors(path)
     in_state = {
-        name.removeprefix("params/"): leaf
+        found[1]: leaf
         for name, leaf in tensors.items()
-        if name.startswith("params/")
+        if (found := re.match(r"(?:position/)?params/(.+)", name))
     }
     stacked = in_state or {name: leaf[:, -1] for name, leaf in tensors.items()}
     chains = next(iter(stacked.values())).shape[0] if stacked else 0

@@ -17,6 +17,7 @@ from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.likelihoods import NAMES as LIKELIHOODS
 from haiku_posteriors.core.priors import FAMILIES
 from haiku_posteriors.utils import files
+from haiku_posteriors.utils.datasets.arrays import INPUT_KINDS
 from haiku_posteriors.utils.optim_utils import OPTIMIZERS
 from haiku_posteriors.utils.settings import FIXED, GIVEN, Settings
 
@@ -62,7 +63,8 @@ DATA = (
         "string",
         "toy_regression",
         "Data set: embedded (toy_regression, digits, ...), an image or text set, UCI as "
-        "<name>_<split>, or a path to an .npz file with x_train, y_train, x_test, y_test.",
+        "<name>_<split>, openml:<number>, or a path to your own table (.csv, .tsv, .parquet) or "
+        ".npz file (x_train, y_train, x_test, y_test, or x and y).",
     ),
     Flag("data_dir", "path", None, "Folder with raw or prepared data files."),
     Flag(
@@ -81,6 +83,25 @@ DATA = (
         "by the type of the targets",
         choices=("classification", "regression"),
     ),
+    Flag("target", "list", None, "Column of a table to predict, or columns, with commas."),
+    Flag(
+        "split",
+        "string",
+        None,
+        "Part of a table's rows to test on, or its column that says train or test.",
+        "0.1",
+    ),
+    Flag("split_seed", "integer", None, "Random seed of that split.", "0", lower_bound=0),
+    Flag("categorical", "list", None, "Columns of numbers that are categories, with commas."),
+    Flag("ignore", "list", None, "Columns of a table that are no inputs, with commas."),
+    Flag(
+        "inputs",
+        "enum",
+        None,
+        "What the inputs of an .npz file are.",
+        "images if they are bytes, else features",
+        choices=INPUT_KINDS,
+    ),
     Flag("standardize", "bool", True, "Scale inputs and regression targets to unit variance."),
 )
 MODEL = (
@@ -88,7 +109,8 @@ MODEL = (
         "model_name",
         "string",
         None,
-        "Network: a built-in name, or package.module:function for a Haiku function of your own.",
+        "Network: a built-in name; package.module:function or path/to/file.py:function for a Haiku "
+        "function of your own.",
         "chosen from the data",
     ),
     Flag("weight_decay", "float", None, "Prior precision, 1 / prior variance.", BY_DATA, above=0),
@@ -193,6 +215,32 @@ MINIBATCHES = (
 OPTIMIZER = (
     *MINIBATCHES,
     Flag("optimizer", "enum", None, "Optimizer.", BY_DATA, choices=OPTIMIZERS),
+)
+WARM_START = Flag(
+    "warm_start_epochs",
+    "integer",
+    None,
+    "Epochs of Adam, at most, that train one network for each chain to start from; 0: chains start "
+    "from the prior.",
+    "some 5,000 updates; none with an init_checkpoint or a step_size",
+    lower_bound=0,
+)
+NUM_ITERATIONS = (
+    Flag(
+        "num_iterations",
+        "integer",
+        None,
+        "Transitions, burn-in included; at most, with until_converged.",
+        "8,000, or fewer if draws would take more than 4 GB; 1,000 with a given step_size",
+        lower_bound=1,
+    ),
+    Flag(
+        "until_converged",
+        "bool",
+        None,
+        "End as soon as the verdict is converged.",
+        "unless num_iterations or step_size is given",
+    ),
 )
 PROBLEM: Groups = {"Data": DATA, "Model": MODEL, "Run": RUN}
 HELP = Flag("help", "bool", False, "Print the flags and exit.")

@@ -1,4 +1,4 @@
-"""Data sets by name, scaled for use: embedded, from files, or of the user's own arrays."""
+"""Data sets by name, scaled for use: embedded, from files, or of the user's own rows."""
 
 import difflib
 import hashlib
@@ -11,8 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from haiku_posteriors.core.errors import UserError, unknown_name
-from haiku_posteriors.utils.datasets import arrays, images, text, uci
+from haiku_posteriors.utils.datasets import (
+    arrays,
+    images,
+    openml,
+    own_tables,
+    tables,
+    text,
+    uci,
+)
 from haiku_posteriors.utils.datasets.embedded import EMBEDDED_SETS
+from haiku_posteriors.utils.datasets.forms import DataForm, InputForm
+from haiku_posteriors.utils.datasets.own_tables import TableOptions
 from haiku_posteriors.utils.datasets.raw import RawData
 from haiku_posteriors.utils.files import expand
 
@@ -22,25 +32,39 @@ class Dataset(NamedTuple):
 
     Attributes:
       name: the name it was loaded by.
-      task: "classification" or "regression".
       x_train: training inputs (rows, ...): floats, images as NHWC, or int32 tokens.
       y_train: int32 labels (rows,), or float targets (rows, targets).
       x_test: test inputs.
       y_test: test labels or targets.
-      num_classes: number of classes; 0 for regression.
-      target_mean: (targets,); shape (0,) for classification.
-      target_scale: (targets,); a target in its own unit is y * target_scale + target_mean.
+      form: what is known of the data without their rows.
     """
 
     name: str
-    task: str
     x_train: np.ndarray
     y_train: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
-    num_classes: int
-    target_mean: np.ndarray
-    target_scale: np.ndarray
+    form: DataForm
+
+    @property
+    def task(self) -> str:
+        """Either "classification" or "regression"."""
+        return self.form.task
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes; 0 for regression."""
+        return self.form.num_classes
+
+    @property
+    def target_mean(self) -> np.ndarray:
+        """(targets,); shape (0,) for classification."""
+        return self.form.target_mean
+
+    @property
+    def target_scale(self) -> np.ndarray:
+        """(targets,); a target in its own unit is y * target_scale + target_mean."""
+        return self.form.target_scale
 
 
 def known_names() -> list[str]:
@@ -56,18 +80,21 @@ def load(
     task: str | None = None,
     standardize: bool = True,
     float_dtype: npt.DTypeLike = np.float32,
+    table: TableOptions = TableOptions(),  # noqa: B008  (a frozen value)
 ) -> Dataset:
     """Loads a data set; the same arguments always give the same values.
 
     Args:
-      name: one of `known_names()`, or a path ending in .npz with arrays x_train, y_train, x_test,
-        y_test (looked up as given, then in `data_dir`), taken as `from_arrays` takes them.
+      name: one of `known_names()`; `openml:<number>`; or a path (looked up as given, then in
+        `data_dir`) of a table (.csv, .tsv, .parquet), or of an .npz file with arrays x_train,
+        y_train, x_test, y_test, or x and y, taken as `from_arrays` takes them, or else columns.
       data_dir: folder of data files, laid out as the readers in utils/datasets describe.
       subset_train_to: number of training rows to keep, from the first on. Statistics for scaling
         are those of the whole training part, so that a subset sees the same values.
-      task: "classification" or "regression", for an .npz file whose targets' type misleads.
+      task: "classification" or "regression", for files whose targets' type misleads.
       standardize: if False, values stay in their own units (pixels divided by 255).
       float_dtype: type of float inputs and targets.
+      table: how a table or arrays of the user's own are to be read.
 
     Returns:
       The data set. An image set of which only test files exist has no training rows.
@@ -80,7 +107,7 @@ def load(
     folder = None if data_dir is None else expand(os.fspath(data_dir), "data_dir")
     if folder is not None and not folder.is_dir():
         raise UserError(f"The data folder {folder} does not exist.")
-    raw = _read(name, folder, task)
+    raw = _read(name, folder, task, table)
     if task not in (None, raw.task):
         raise UserError(f"Data set '{name}' is for {raw.task}, not {task}.")
     dataset = _prepare(name, raw, standardize, np.dtype(float_dtype))
@@ -104,19 +131,21 @@ def from_arrays(
     y_test: npt.ArrayLike,
     *,
     task: str | None = None,
+    inputs: str | None = None,
     standardize: bool = True,
     float_dtype: npt.DTypeLike = np.float32,
 ) -> Dataset:
     """A data set of the caller's own arrays.
 
-    Float inputs and regression targets are scaled by training statistics (metrics and predictions
-    are given in the targets' own units all the same); uint8 inputs are images, divided by 255
-    first; other integer inputs are tokens, left alone; integer targets are class labels.
+    Inputs and regression targets are scaled by training statistics (metrics and predictions are
+    given in the targets' own units all the same); uint8 inputs are images, divided by 255 first.
+    Integer targets are class labels. `task` and `inputs` ("features", "tokens", "images") say
+    otherwise; tokens are left alone.
     """
     source = "The data set"
     x_train, y_train, x_test, y_test = map(np.asarray, (x_train, y_train, x_test, y_test))
     arrays.check_rows(source, x_train, y_train, x_test, y_test)
-    raw = arrays.check_arrays(source, x_train, y_train, x_test, y_test, task)
+    raw = arrays.check_arrays(source, x_train, y_train, x_test, y_test, task, inputs)
     return _prepare("arrays", raw, standardize, np.dtype(float_dtype))
 
 
@@ -129,12 +158,16 @@ def fingerprint(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _read(name: str, data_dir: pathlib.Path | None, task: str | None) -> RawData:
+def _read(
+    name: str, data_dir: pathlib.Path | None, task: str | None, options: TableOptions
+) -> RawData:
+    if tables.is_table(name):
+        return own_tables.from_table(tables.read_table(_find(name, data_dir)), options, task)
     if name.endswith(".npz"):
-        path = expand(name, "dataset_name")
-        if not path.is_file() and data_dir is not None and (data_dir / name).is_file():
-            path = data_dir / name
-        return arrays.check_arrays(f"File {path}", *arrays.read_npz(path), task=task)
+        return _read_npz(_find(name, data_dir), task, options)
+    if name.startswith("openml:"):
+        return _read_openml(name, task, options)
+    own_tables.refuse_options(name, options)
     if name in EMBEDDED_SETS:  # First, so that 'wine' is scikit-learn's and 'wine_0' is UCI's.
         return EMBEDDED_SETS[name]()
     if name in images.IMAGE_SETS:
@@ -159,9 +192,40 @@ def _read(name: str, data_dir: pathlib.Path | None, task: str | None) -> RawData
     raise unknown_name("data set", name, known)
 
 
+def _find(name: str, data_dir: pathlib.Path | None) -> pathlib.Path:
+    path = expand(name, "dataset_name")
+    if not path.is_file() and data_dir is not None and (data_dir / name).is_file():
+        return data_dir / name
+    return path
+
+
+def _read_npz(path: pathlib.Path, task: str | None, options: TableOptions) -> RawData:
+    found, source = arrays.read_plain(path), f"File {path}"
+    if options.target:
+        return own_tables.from_table(tables.from_columns(found, source), options, task)
+    for option in ("categorical", "ignore"):
+        if getattr(options, option):
+            raise UserError(f"{source} is read by columns, with {option}, if it gets a --target.")
+    if {"x", "y"} <= found.keys():
+        return own_tables.from_x_and_y(source, found["x"], found["y"], options, task)
+    if options.split is not None or options.split_seed is not None:
+        raise UserError(f"{source} is split already; --split is for arrays x and y.")
+    split = arrays.split_arrays(path, found)
+    return arrays.check_arrays(source, *split, task=task, inputs=options.inputs)
+
+
+def _read_openml(name: str, task: str | None, options: TableOptions) -> RawData:
+    number = name.removeprefix("openml:")
+    if not number.isdecimal():
+        raise UserError(f"OpenML's data sets have numbers, as in 'openml:31', not '{number}'.")
+    table, targets = openml.fetch(int(number))
+    options = options if options.target else options._replace(target=targets)
+    return own_tables.from_table(table, options, task)
+
+
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # looked for at the end
 def _prepare(name: str, raw: RawData, standardize: bool, dtype: np.dtype) -> Dataset:
-    x_train, x_test = _scale_inputs(raw, standardize, dtype)
+    inputs = _input_form(raw, standardize, dtype)
     y_train, y_test = raw.y_train, raw.y_test
     if raw.task == "classification":
         y_train, y_test = y_train.astype(np.int32), y_test.astype(np.int32)
@@ -173,40 +237,39 @@ def _prepare(name: str, raw: RawData, standardize: bool, dtype: np.dtype) -> Dat
         y_train = ((y_train - mean) / scale).astype(dtype)
         y_test = ((y_test - mean) / scale).astype(dtype)
         mean, scale = mean.astype(dtype), scale.astype(dtype)
+    form = DataForm(raw.task, inputs, raw.num_classes, raw.classes, raw.target_names, mean, scale)
+    x_train, x_test = inputs.to_inputs(raw.x_train), inputs.to_inputs(raw.x_test)
     scaled = (x_train, y_train, x_test, y_test, mean)
     if not (all(np.isfinite(values).all() for values in scaled) and np.all(scale > 0)):
         raise UserError(
             f"Data set '{name}' has values too large or too close together to compute with in "
             f"{dtype}: give them another unit."
         )
-    return Dataset(name, raw.task, x_train, y_train, x_test, y_test, raw.num_classes, mean, scale)
+    return Dataset(name, x_train, y_train, x_test, y_test, form)
 
 
-def _scale_inputs(
-    raw: RawData, standardize: bool, dtype: np.dtype
-) -> tuple[np.ndarray, np.ndarray]:
+def _input_form(raw: RawData, standardize: bool, dtype: np.dtype) -> InputForm:
+    shape, neutral = raw.x_train.shape[1:], (np.zeros(1), np.ones(1))
     is_image = raw.x_train.dtype == np.uint8
     if raw.x_train.dtype.kind in "iu" and not is_image:
-        return raw.x_train.astype(np.int32), raw.x_test.astype(np.int32)
+        return InputForm("tokens", shape, np.dtype(np.int32), 1.0, *neutral)
     unit = 255.0 if is_image else 1.0
     if not standardize or raw.input_scaling == "none":
-        mean, scale = np.zeros(1), np.ones(1)
+        mean, scale = neutral
     elif isinstance(raw.input_scaling, tuple):
         mean, scale = raw.input_scaling
     else:
         mean, scale = _statistics(raw.x_train, 0 if raw.input_scaling == "feature" else None)
         mean, scale = mean / unit, scale / unit
-
-    def scaled(x: np.ndarray) -> np.ndarray:
-        # Pixels are few-valued, so the wanted type is exact enough and saves memory, as does
-        # working in place; features may be large with small differences, so they get float64.
-        values = x.astype(dtype if is_image else np.float64)
-        values /= unit
-        values -= mean.astype(values.dtype)
-        values /= scale.astype(values.dtype)
-        return values.astype(dtype, copy=False)
-
-    return scaled(raw.x_train), scaled(raw.x_test)
+        if raw.columns is not None:
+            # A rare category scaled to unit variance would be a very large input.
+            category = np.repeat(
+                [bool(column.categories) for column in raw.columns],
+                [column.width for column in raw.columns],
+            )
+            mean, scale = np.where(category, 0.0, mean), np.where(category, 1.0, scale)
+    kind = "images" if is_image else "features"
+    return InputForm(kind, shape, dtype, unit, mean, scale, raw.columns)
 
 
 def _statistics(values: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.ndarray]:

@@ -40,7 +40,12 @@ def chains_take_turns(mesh: Mesh) -> bool:
     there as the same ones in turn, and less only where a step takes some 10 us
     (benchmarks/chains.py).
     """
-    return mesh.devices.flat[0].platform == "cpu" and mesh.shape["chain"] == 1
+    return batches_are_slow(mesh) and mesh.shape["chain"] == 1
+
+
+def batches_are_slow(mesh: Mesh) -> bool:
+    """Whether many networks had better take turns on a device: on a CPU, see above."""
+    return mesh.devices.flat[0].platform == "cpu"
 
 
 def chain_sharding(mesh: Mesh) -> NamedSharding:

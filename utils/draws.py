@@ -22,6 +22,13 @@ from haiku_posteriors.utils import checkpoint_utils
 PART_BYTES = 2**26
 
 
+def draws_per_block(template: Params, num_chains: int) -> int:
+    """How many draws of each chain, with parameters like `template`, make PART_BYTES."""
+    leaves = jax.tree.leaves(template)
+    draw_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return max(1, PART_BYTES // (draw_bytes * num_chains))
+
+
 class DrawStore:
     """All draws of a run, (chains, draws, ...), in the order they were taken, and predictions.
 
@@ -46,9 +53,7 @@ class DrawStore:
 
     def draws_per_block(self, num_chains: int) -> int:
         """How many draws of each chain should be in memory at a time."""
-        leaves = jax.tree.leaves(self._template)
-        draw_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        return max(1, PART_BYTES // (draw_bytes * num_chains))
+        return draws_per_block(self._template, num_chains)
 
     def append(self, draws: Params) -> None:
         """Adds draws, host arrays."""
@@ -69,6 +74,10 @@ class DrawStore:
         for stored, array in zip(self._predicted, arrays, strict=True):
             stored.write(self._num_predicted, array)
         self._num_predicted += predictions.outputs.shape[1]
+
+    def is_empty(self) -> bool:
+        """Whether there are no draws yet."""
+        return not self._files and not self._pending
 
     def is_full(self) -> bool:
         """Whether there is enough to write for a file."""

@@ -1,6 +1,6 @@
 """Predictions of many draws: computed on the devices, kept on the host in original units."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -9,14 +9,14 @@ from haiku_posteriors.core.data import Data, padded_index, take
 from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.datasets.forms import DataForm
 from haiku_posteriors.utils.devices import to_host
 
 # Rows that pass through the network at once in prediction: bounds memory, not results.
 ROWS_AT_ONCE = 1000
 
 
-def make_predictor(log_joint: LogJoint, dataset: Dataset) -> Callable[[Params, Data], Predictions]:
+def make_predictor(log_joint: LogJoint, form: DataForm) -> Callable[[Params, Data], Predictions]:
     """A compiled function from draws (chains, draws, ...) and data to `Predictions`."""
 
     def predict_one(params: Params, data: Data) -> tuple[jax.Array, jax.Array]:
@@ -48,28 +48,45 @@ def make_predictor(log_joint: LogJoint, dataset: Dataset) -> Callable[[Params, D
     def predictor(draws: Params, data: Data) -> Predictions:
         outputs, log_likelihoods = to_host(predict(draws, data))
         return Predictions(
-            dataset.task,
-            to_original_units(outputs[:, :, : data.num_rows], dataset),
+            form.task,
+            to_original_units(outputs[:, :, : data.num_rows], form),
             # The density of scale * y is that of y divided by the scale.
             log_likelihoods[:, :, : data.num_rows]
-            - np.log(dataset.target_scale).sum().astype(log_likelihoods.dtype),
+            - np.log(form.target_scale).sum().astype(log_likelihoods.dtype),
         )
 
     return predictor
 
 
-def to_original_units(outputs: np.ndarray, dataset: Dataset) -> np.ndarray:
+def predict_part(
+    predict: Callable[[Params, Data], Predictions],
+    draws: Params,
+    data: Data,
+    draws_at_once: int,
+    sharding: jax.sharding.Sharding,
+) -> Iterator[Predictions]:
+    """Predictions of stored draws, host arrays (chains, draws, ...), collection by collection.
+
+    One collection at a time, as they were predicted the first time: the same program, the same
+    bits.
+    """
+    for first in range(0, jax.tree.leaves(draws)[0].shape[1], draws_at_once):
+        part = jax.tree.map(lambda leaf: leaf[:, first : first + draws_at_once], draws)  # noqa: B023
+        yield predict(jax.device_put(part, sharding), data)
+
+
+def to_original_units(outputs: np.ndarray, form: DataForm) -> np.ndarray:
     """Means and standard deviations (..., 2 * targets) in the units of y; probabilities as is."""
-    if dataset.task == "classification":
+    if form.task == "classification":
         return outputs
     means, stds = np.split(outputs, 2, axis=-1)
     return np.concatenate(
-        [means * dataset.target_scale + dataset.target_mean, stds * dataset.target_scale], axis=-1
+        [means * form.target_scale + form.target_mean, stds * form.target_scale], axis=-1
     )
 
 
-def targets_in_original_units(targets: np.ndarray, dataset: Dataset) -> np.ndarray:
+def targets_in_original_units(targets: np.ndarray, form: DataForm) -> np.ndarray:
     """Labels as they are, or targets in the units of y."""
-    if dataset.task == "classification":
+    if form.task == "classification":
         return targets
-    return targets * dataset.target_scale + dataset.target_mean
+    return targets * form.target_scale + form.target_mean

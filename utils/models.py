@@ -10,6 +10,7 @@ Counts of parameters below include every weight, bias and normalisation paramete
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import os
 import pathlib
@@ -20,6 +21,7 @@ from types import ModuleType
 import haiku as hk
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from haiku_posteriors.core.errors import UserError, unknown_name
 
@@ -27,6 +29,7 @@ Activation = Callable[[jax.Array], jax.Array]
 Network = Callable[[jax.Array], jax.Array]
 
 VOCABULARY_SIZE = 20_000
+IN_MEMORY = "<memory>"  # in place of the file of a network that was given as a function
 
 
 class FilterResponseNorm(hk.Module):
@@ -266,13 +269,13 @@ NETWORKS: dict[str, Callable[[jax.Array, int], jax.Array]] = {
 # fmt: on
 
 
-def get_network(name: str, num_outputs: int) -> Network:
+def get_network(name: str | Callable[..., jax.Array], num_outputs: int) -> Network:
     """Finds a network by name.
 
     Args:
-        name: a key of `NETWORKS`, or `package.module:function` for one of the user's own, looked
-            for in the working directory first. The function takes `inputs` and, if it has a
-            parameter of that name, `num_outputs`.
+        name: a key of `NETWORKS`, or `package.module:function` or `path/to/file.py:function` for
+            one of the user's own, looked for in the working directory first. The function takes
+            `inputs` and, if it has a parameter of that name, `num_outputs`. Or the function itself.
         num_outputs: width of the network's last layer.
 
     Returns:
@@ -281,12 +284,62 @@ def get_network(name: str, num_outputs: int) -> Network:
     Raises:
         UserError: there is no such built-in, module or function.
     """
+    function = name if callable(name) else _find(name)
+    try:
+        sized = "num_outputs" in inspect.signature(function).parameters
+        network = functools.partial(function, num_outputs=num_outputs) if sized else function
+        inspect.signature(network).bind(None)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"Network '{name}' cannot be called with the inputs alone, or with the inputs and "
+            "num_outputs."
+        ) from None
+    return network
+
+
+def source_of(name: str | Callable[..., jax.Array]) -> dict[str, str | None]:
+    """Where a network's code is, and the SHA-256 of that file; nothing for a built-in one.
+
+    A built-in network belongs to a version of this package and changes with it alone. Of a
+    function without a name, the SHA-256 is of its own source, where Python knows that.
+    """
+    if callable(name):
+        try:
+            source = inspect.getsource(name)
+        except (OSError, TypeError):
+            return {"file": IN_MEMORY, "sha256": None}
+        return {"file": IN_MEMORY, "sha256": hashlib.sha256(source.encode()).hexdigest()}
+    if ":" not in name:
+        return {"file": None, "sha256": None}
+    file = inspect.getsourcefile(inspect.unwrap(_find(name)))
+    assert file is not None
+    path = pathlib.Path(file).resolve()
+    return {"file": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def check_tokens(name: str, tokens: np.ndarray) -> None:
+    """Refuses tokens that a built-in network does not know."""
+    if name == "cnn_lstm" and tokens.max() >= VOCABULARY_SIZE:
+        raise UserError(f"cnn_lstm knows tokens below {VOCABULARY_SIZE} only.")
+
+
+def _find(name: str) -> Callable[..., jax.Array]:
     if ":" not in name:
         if name not in NETWORKS:
-            raise unknown_name("network", name, [*NETWORKS, "package.module:function"])
-        return lambda inputs: NETWORKS[name](inputs, num_outputs)
-
-    module, (module_name, _, function_name) = _import_module(name), name.partition(":")
+            own = ("package.module:function", "path/to/file.py:function")
+            raise unknown_name("network", name, [*NETWORKS, *own])
+        return NETWORKS[name]
+    module_name, _, function_name = name.rpartition(":")
+    try:
+        module = _import(module_name)
+    except Exception as error:  # the user's module may fail in any way
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " "):
+            hint = f"; modules are looked for in {os.getcwd()} and in the folders of PYTHONPATH"
+        raise UserError(
+            f"Network '{name}': '{module_name}' cannot be imported ({why}){hint}."
+        ) from error
     if not hasattr(module, function_name):
         raise UserError(f"Network '{name}': module '{module_name}' has no '{function_name}'.")
     function = getattr(module, function_name)
@@ -298,44 +351,24 @@ def get_network(name: str, num_outputs: int) -> Network:
     if not callable(function):
         kind = type(function).__name__
         raise UserError(f"Network '{name}': '{function_name}' is not a function ({kind}).")
-    try:
-        arguments = inspect.signature(function)
-        sized = "num_outputs" in arguments.parameters
-        network = functools.partial(function, num_outputs=num_outputs) if sized else function
-        inspect.signature(network).bind(None)
-    except (TypeError, ValueError):
-        raise UserError(
-            f"Network '{name}': '{function_name}' cannot be called with the inputs alone, or with "
-            "the inputs and num_outputs."
-        ) from None
-    return network
+    return function
 
 
-def _import_module(name: str) -> ModuleType:
-    module_name = name.partition(":")[0]
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:  # the user's module may fail in any way
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " "):
-            hint = f"; modules are looked for in {os.getcwd()} and in the folders of PYTHONPATH"
-        raise UserError(
-            f"Network '{name}': '{module_name}' cannot be imported ({why}){hint}."
-        ) from error
-
-
-def source_hash(name: str) -> str | None:
-    """A checksum of the file that defines a network of the user's; None for the built-in ones.
-
-    Of the whole file, since a function may call others there.
-    """
-    if ":" not in name:
-        return None
-    path = getattr(_import_module(name), "__file__", None)
-    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest() if path else None
+def _import(name: str) -> ModuleType:
+    """A module by its name, or by the path of its file, whose own folder it may import from."""
+    folder = str(pathlib.Path(name).expanduser().resolve().parent)
+    is_file = name.endswith(".py")
+    place = folder if is_file else os.getcwd()
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    if not is_file:
+        return importlib.import_module(name)
+    path = pathlib.Path(name).expanduser().resolve()
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 def default_network_name(task: str, input_shape: tuple[int, ...], input_is_integer: bool) -> str:

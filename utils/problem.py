@@ -7,7 +7,7 @@ Flags make a `Problem`, so does the flags.json of a run's folder, and so does Py
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,6 +19,8 @@ from haiku_posteriors.core.likelihoods import Likelihood
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
 from haiku_posteriors.utils import data_utils, models
 from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.datasets.forms import DataForm
+from haiku_posteriors.utils.datasets.own_tables import TableOptions
 
 # The HMC study's regression networks (arXiv 2104.14421) give a mean and a raw scale.
 HETEROSCEDASTIC_NETWORKS = ("mlp_regression", "mlp_regression_small")
@@ -36,6 +38,12 @@ class Problem:
     data_dir: str | None = None
     subset_train_to: int | None = None
     task: str | None = None
+    target: tuple[str, ...] | None = None
+    split: str | None = None
+    split_seed: int | None = None
+    inputs: str | None = None
+    categorical: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] | None = None
     standardize: bool = True
     use_float64: bool = False
     model_name: str | None = None
@@ -55,10 +63,22 @@ class Problem:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Problem":
         """Takes from `values` (of flags, of flags.json) what describes the problem."""
-        own = {name: values[name] for name in FIELDS if name in values}
-        if "prior_group" in own:
-            own["prior_group"] = tuple(own["prior_group"])
+        own: dict[str, Any] = {name: values[name] for name in FIELDS if name in values}
+        for name, value in own.items():
+            own[name] = tuple(value) if isinstance(value, list) else value
         return cls(**own)
+
+    @property
+    def table_options(self) -> TableOptions:
+        """How its data are to be read, if they are a table or arrays of the user's own."""
+        return TableOptions(
+            self.target or (),
+            self.split,
+            self.split_seed,
+            self.inputs,
+            self.categorical or (),
+            self.ignore or (),
+        )
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Problem))
@@ -69,14 +89,21 @@ def load_problem(
 ) -> tuple[Problem, Dataset, LogJoint]:
     """The problem with all choices made (see `complete`), its data and its log-joint."""
     dataset = load_data(problem)
-    problem = complete(problem, dataset, known_noise_std)
-    return problem, dataset, build_log_joint(problem, dataset)
+    problem = complete(problem, dataset.form, known_noise_std)
+    assert problem.model_name is not None
+    models.check_tokens(problem.model_name, dataset.x_train)
+    return problem, dataset, build_log_joint(problem, dataset.form)
+
+
+def check_precision(problem: Problem) -> None:
+    """Refuses a problem in float64 where JAX would silently compute in float32."""
+    if problem.use_float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise UserError("use_float64 needs JAX in that mode: set jax_enable_x64 before.")
 
 
 def load_data(problem: Problem) -> Dataset:
     """The data set of a problem, in the precision it asks for."""
-    if problem.use_float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-        raise UserError("use_float64 needs JAX in that mode: set jax_enable_x64 before.")
+    check_precision(problem)
     return data_utils.load(
         problem.dataset_name,
         problem.data_dir,
@@ -84,29 +111,24 @@ def load_data(problem: Problem) -> Dataset:
         problem.task,
         problem.standardize,
         np.float64 if problem.use_float64 else np.float32,
+        problem.table_options,
     )
 
 
-def complete(problem: Problem, dataset: Dataset, known_noise_std: float | None = None) -> Problem:
+def complete(problem: Problem, form: DataForm, known_noise_std: float | None = None) -> Problem:
     """The same problem with every choice made that was left to the data.
 
     Args:
       problem: perhaps with None in it.
-      dataset: its data.
+      form: of its data.
       known_noise_std: of data whose noise is known; taken where noise_std is None.
     """
-    are_integers = np.issubdtype(dataset.x_train.dtype, np.integer)
-    if are_integers and problem.model_name is None and dataset.name != "imdb":
-        raise UserError(
-            f"Data set '{dataset.name}' has integer inputs, which may be tokens or features: save "
-            "features as floats, or name the network that takes tokens (--model_name=cnn_lstm)."
-        )
     model_name = problem.model_name or models.default_network_name(
-        dataset.task, dataset.x_train.shape[1:], are_integers
+        form.task, form.inputs.shape, form.inputs.kind == "tokens"
     )
     one_noise_is_meant = problem.noise_std is not None or problem.learn_noise is not None
     likelihood = problem.likelihood
-    if likelihood is None and dataset.task == "classification":
+    if likelihood is None and form.task == "classification":
         likelihood = "categorical"
     elif likelihood is None and model_name in HETEROSCEDASTIC_NETWORKS and not one_noise_is_meant:
         likelihood = "heteroscedastic_gaussian"
@@ -121,15 +143,16 @@ def complete(problem: Problem, dataset: Dataset, known_noise_std: float | None =
     )
 
 
-def build_log_joint(problem: Problem, dataset: Dataset) -> LogJoint:
-    """The log-joint of a complete problem."""
-    assert problem.model_name is not None
-    if problem.model_name == "cnn_lstm" and dataset.x_train.max() >= models.VOCABULARY_SIZE:
-        raise UserError(f"cnn_lstm knows tokens below {models.VOCABULARY_SIZE} only.")
-    likelihood, groups = _make_likelihood(problem, dataset), _prior_groups(problem)
+def build_log_joint(
+    problem: Problem, form: DataForm, network: str | Callable[..., jax.Array] | None = None
+) -> LogJoint:
+    """The log-joint of a complete problem; of `network` in place of the one it names, if given."""
+    likelihood, groups = _make_likelihood(problem, form), _prior_groups(problem)
+    network = network or problem.model_name
+    assert network is not None
     log_joint = make_log_joint(
-        models.get_network(problem.model_name, likelihood.num_outputs),
-        dataset.x_train,
+        models.get_network(network, likelihood.num_outputs),
+        np.zeros((1, *form.inputs.shape), form.inputs.dtype),
         _make_prior(problem, groups),
         likelihood,
         temperature=problem.temperature,
@@ -140,18 +163,18 @@ def build_log_joint(problem: Problem, dataset: Dataset) -> LogJoint:
     return log_joint
 
 
-def _make_likelihood(problem: Problem, dataset: Dataset) -> Likelihood:
+def _make_likelihood(problem: Problem, form: DataForm) -> Likelihood:
     name = problem.likelihood
     assert name is not None and problem.noise_std is not None
-    if (dataset.task == "regression") != ("gaussian" in name):
-        raise UserError(f"The likelihood '{name}' does not fit a task of {dataset.task}.")
+    if (form.task == "regression") != ("gaussian" in name):
+        raise UserError(f"The likelihood '{name}' does not fit a task of {form.task}.")
     if name == "categorical":
-        return likelihoods.categorical(dataset.num_classes)
+        return likelihoods.categorical(form.num_classes)
     if name == "bernoulli":
-        if dataset.num_classes != 2:
-            raise UserError(f"A Bernoulli likelihood needs 2 classes, not {dataset.num_classes}.")
+        if form.num_classes != 2:
+            raise UserError(f"A Bernoulli likelihood needs 2 classes, not {form.num_classes}.")
         return likelihoods.bernoulli()
-    num_targets = dataset.y_train.shape[1]
+    num_targets = len(form.target_mean)
     if name == "gaussian":
         return likelihoods.gaussian(problem.noise_std, num_targets, bool(problem.learn_noise))
     return likelihoods.heteroscedastic_gaussian(num_targets)

@@ -57,7 +57,7 @@ def run_script(
             run(settings)
         sys.stdout.flush()
     except UserError as error:
-        locks.abandon(harmless=("flags.json",))
+        locks.abandon(harmless=("flags.json", "problem.json"))
         _leave(str(error), 2)
     except DivergedError as error:
         _leave(str(error), 1)

@@ -17,8 +17,17 @@ from haiku_posteriors.core.method import Method
 from haiku_posteriors.utils import cmd_args_utils, files, locks, models, problem
 from haiku_posteriors.utils import settings as settings_table
 from haiku_posteriors.utils.data_utils import Dataset, fingerprint
+from haiku_posteriors.utils.draws import draws_per_block
 from haiku_posteriors.utils.problem import Problem
-from haiku_posteriors.utils.report import pictures, predictive_checks, prior_predictive, summary
+from haiku_posteriors.utils.report import (
+    pictures,
+    predictive_checks,
+    prior_predictive,
+    problem_files,
+    run_page,
+    summary,
+)
+from haiku_posteriors.utils.report.problem_files import StoredProblem
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.train_utils import Run, RunResult
 
@@ -51,7 +60,8 @@ def load_task(method: str, settings: Settings) -> Task:
     chosen, dataset, log_joint = problem.load_problem(
         Problem.from_mapping(settings.values), known_noise
     )
-    settings = settings_table.complete(settings, vars(chosen), len(dataset.x_train))
+    num_parameters = trees.size(log_joint.shapes)
+    settings = settings_table.complete(settings, vars(chosen), len(dataset.x_train), num_parameters)
     return Task(method, settings, dataset, log_joint)
 
 
@@ -68,7 +78,7 @@ def open_folder(task: Task) -> pathlib.Path:
         "method": task.method,
         "dir": str(directory),
         "data": fingerprint(task.dataset),
-        "network_source": models.source_hash(settings.model_name),
+        "network_source": models.source_of(settings.model_name)["sha256"],
     }
     content = json.loads(json.dumps(content))  # as it will be read: tuples become lists
     # A lock or a half-written file is what a run leaves that was killed as it began.
@@ -100,9 +110,10 @@ def show_if_asked(settings: Settings) -> None:
 
 
 def _new_name(task: Task) -> str:
-    stem = pathlib.Path(task.dataset.name).stem
+    stem = pathlib.Path(task.dataset.name).stem.replace(":", "_")
+    model = pathlib.Path(task.settings.model_name).name.replace(":", "_")
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return f"runs/{task.method}/{stem}_{task.settings.model_name}_{stamp}_{os.getpid()}"
+    return f"runs/{task.method}/{stem}_{model}_{stamp}_{os.getpid()}"
 
 
 def _refuse_other_flags(directory: pathlib.Path, before: dict, now: dict) -> None:
@@ -123,6 +134,25 @@ def _refuse_other_flags(directory: pathlib.Path, before: dict, now: dict) -> Non
             f"{directory} holds a run with other flags: {', '.join(differing)}. "
             "Use another --dir, or the same flags to go on with it."
         )
+
+
+def describe(task: Task, num_chains: int, num_draws: int) -> StoredProblem:
+    """What the folder stores, so that its draws predict without the data.
+
+    Args:
+      task: what is worked on.
+      num_chains: chains of the run.
+      num_draws: draws of each chain that are collected at once.
+    """
+    model_name = task.settings.model_name
+    return StoredProblem(
+        Problem.from_mapping(task.settings.values),
+        task.dataset.form,
+        num_chains,
+        min(num_draws, draws_per_block(task.log_joint.shapes, num_chains)),
+        len(task.dataset.x_test),
+        models.source_of(model_name),
+    )
 
 
 def execute(
@@ -154,6 +184,7 @@ def execute(
         f"{jax.device_count()} {jax.devices()[0].device_kind} device(s), in {directory}",
         flush=True,
     )
+    problem_files.write(directory, describe(task, num_chains, loop.get("num_draws", 1)))
     if settings.prior_predictive:
         path = directory / "prior_predictive.png"
         prior_predictive.draw(path, task.log_joint, dataset, settings.seed)
@@ -191,11 +222,16 @@ def execute(
         "model": settings.model_name,
         "num_parameters": trees.size(task.log_joint.shapes),
         "seed": settings.seed,
-        "epochs": num_steps,
+        "epochs": run.step,
     }
+    by_target = summary.metrics_by_target(result, dataset.form.target_names)
+    if by_target:
+        facts["test_by_target"] = by_target
     judged = predictive_checks.judge(result, settings.temperature)
     summary.write(directory, result, facts | judged.numbers)
     print(summary.table(result))
+    if by_target:
+        print(summary.table_by_target(by_target))
     for sentence in judged.sentences:
         print(sentence)
     if judge:
@@ -203,7 +239,9 @@ def execute(
     data_name = files.readable(pathlib.Path(dataset.name).stem)
     title = f"{task.method}, {settings.model_name} on {data_name}"
     drawn = pictures.draw_run(directory, title, task.log_joint, dataset, result)
+    report = run_page.write(directory)
     print(f"The table is in {directory / 'summary.json'}; all of the run is in {directory}.")
     if drawn:
         print(f"Pictures: {', '.join(map(str, drawn))}")
+    print(f"The report is {report}.")
     locks.release(directory)

@@ -10,8 +10,8 @@ import dataclasses
 import pathlib
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -44,6 +44,19 @@ TABLE_COLUMNS = {
 
 class DivergedError(ArithmeticError):
     """The run met a number that is not finite; the last good state is kept."""
+
+
+class Enough(NamedTuple):
+    """When a sampler has drawn enough.
+
+    Attributes:
+      is_asked: steps done -> whether to ask after that step.
+      is_enough: (predictions of all draws so far, history so far (chains, steps)) -> the answer,
+        which depends on what is on disk alone: a resumed run ends where an uninterrupted one does.
+    """
+
+    is_asked: Callable[[int], bool]
+    is_enough: Callable[[Predictions, dict[str, np.ndarray]], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +112,16 @@ class Run:
         collects: Callable[[int], bool] | None = None,
         num_draws: int = 1,
         keep_history: bool = False,
+        is_finished: Callable[[State], jax.Array] | None = None,
+        enough: Enough | None = None,
+        show: Sequence[str] = (),
         initial_params: Params | None = None,
+        purposes: chains.Purposes = chains.MAIN,
         directory: pathlib.Path | None = None,
         tabulate_freq: int = 40,
         unit: str = "epoch",
         ticker: Ticker | None = None,
+        expects_spread: bool = True,
         quiet: bool = False,
     ) -> None:
         """Places the data, compiles nothing yet, and picks up an earlier run in `directory`.
@@ -112,25 +130,36 @@ class Run:
           log_joint: the posterior to approximate.
           dataset: training and test rows.
           method: the method, for one chain.
-          num_steps: how many steps of the method to make.
+          num_steps: how many steps of the method to make; at most, if there is `is_finished` or
+            `enough`.
           num_chains: chains, or members of an ensemble, in one program.
           seed: from which every random number derives.
           eval_freq: steps between evaluations.
           save_freq: steps between checkpoints.
-          collects: steps done -> whether draws are taken then; only at the end by default.
+          collects: steps done -> whether draws are taken then; only at the end by default, and
+            there in any case if a run that ends by itself has none yet.
           num_draws: draws per chain each time.
           keep_history: whether to keep `info` of every step, and not of evaluations alone. For
             methods with one value of each per step, and steps that dwarf a call from the host.
+          is_finished: states of all chains -> a boolean scalar; the run ends with the first step
+            after which it is true. It is a function of the state alone and compiled with the steps,
+            so that the end depends neither on how many of them a call makes nor on interruptions.
+          enough: when to end by what was drawn; it needs `keep_history`.
+          show: further names of `info` for the progress bar and the table.
           initial_params: where to start, (num_chains, ...); the method decides by default.
+          purposes: of the keys, where a run has more than one loop.
           directory: where checkpoints, draws and metrics go, locked for this process until the
             end; nothing is written without it.
           tabulate_freq: rows between two headers of the table.
           unit: what a step is called.
           ticker: what the method tells of its progress within a step.
+          expects_spread: whether draws that practically agree are worth a warning.
           quiet: says nothing at all.
         """
         self.log_joint, self.dataset, self.num_steps = log_joint, dataset, num_steps
         self._eval_freq, self._save_freq, self._num_draws = eval_freq, save_freq, num_draws
+        self._show, self._purposes, self._enough = list(show), purposes, enough
+        self._last_answer = (-1, False)  # of `enough`, and the step it is for
         self._collects = collects or (lambda step: step == num_steps)
         num_collections = sum(map(self._collects, range(1, num_steps + 1)))
         if not num_collections:
@@ -144,15 +173,16 @@ class Run:
         self._train = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
         self._test = devices.place_data(dataset.x_test, dataset.y_test, mesh)
         self._train_targets, self.test_targets = (
-            ensemble_utils.targets_in_original_units(targets, dataset)
+            ensemble_utils.targets_in_original_units(targets, dataset.form)
             for targets in (dataset.y_train, dataset.y_test)
         )
-        self._program = chains.compile_method(method, seed, num_chains, mesh)
-        self._predict = ensemble_utils.make_predictor(log_joint, dataset)
+        self._program = chains.compile_method(method, seed, num_chains, mesh, purposes, is_finished)
+        self._is_finished = jax.jit(is_finished) if is_finished else None
+        self._predict = ensemble_utils.make_predictor(log_joint, dataset.form)
         self._seconds = 0.0
         self._draws_expected: int | None = None  # by the checkpoint, of an earlier session
         self._last_save = time.monotonic()
-        self._warned = False
+        self._warned = not expects_spread
         state = jax.eval_shape(self._program.init, initial_params)
         devices.refuse_too_large(devices.num_bytes(state), f"The state of {num_chains} chain(s)")
         self.step, self.state = 0, self._program.init(initial_params)
@@ -208,7 +238,7 @@ class Run:
 
     def _finish_steps(self) -> None:
         try:
-            if self.step < self.num_steps:
+            if not self._is_over():
                 with Interruption() as interruption:
                     self._run_steps(interruption)
         except Interrupted as request:
@@ -224,7 +254,7 @@ class Run:
     def _change_draws(self, change: Callable[[State, Params], Params]) -> None:
         started = time.monotonic()
         # Sampled again, not taken from the disk: there they may have been changed already.
-        draws = self._program.sample(self.state, chains.DRAW, self.step, self._num_draws)
+        draws = self._program.sample(self.state, self._purposes.draw, self.step, self._num_draws)
         draws = change(self.state, devices.to_host(draws))
         self._save(draws_are_there=False)
         self._store.clear()
@@ -235,7 +265,7 @@ class Run:
     def _run_steps(self, interruption: Interruption) -> None:
         compiled = self._compile()
         steps_per_call = 1
-        while self.step < self.num_steps:
+        while not self._is_over():
             first, stop = self.step, self._next_event(steps_per_call)
             started = time.monotonic()
             info = self._advance(compiled, stop, interruption)
@@ -243,9 +273,27 @@ class Run:
             self._seconds += elapsed
             if not self._history:
                 pace = SECONDS_PER_CALL / max(elapsed, 1e-6)
-                steps_per_call = max(1, int((stop - first) * min(pace, 8.0)))
+                steps_per_call = max(1, int((self.step - first) * min(pace, 8.0)))
             self._events(info)
             interruption.check()
+
+    def _makes_no_step(self) -> bool:
+        is_finished = self._is_finished is not None and bool(self._is_finished(self.state))
+        return is_finished or self.step >= self.num_steps
+
+    def _is_over(self) -> bool:
+        return self._makes_no_step() or self._has_enough()
+
+    def _has_enough(self) -> bool:
+        """To be asked once the draws of the current step are in the store."""
+        if self._enough is None or not self._enough.is_asked(self.step):
+            return False
+        if self._last_answer[0] != self.step:
+            predictions = self._store.predictions(self.test_targets)
+            assert self._history is not None and predictions is not None
+            answer = self._enough.is_enough(predictions, _stack(self._history.rows))
+            self._last_answer = (self.step, answer)
+        return self._last_answer[1]
 
     def _compile(self) -> jax.stages.Compiled:
         """The program of the steps for these shapes and no others: it cannot compile again."""
@@ -265,11 +313,11 @@ class Run:
     ) -> Info:
         """Runs to step `stop`, or less far if that meets a number that is not finite."""
         arguments = (self.state, self._train, np.int32(self.step), np.int32(stop))
-        state, info, finite = interruption.wait_for(
+        state, info, finite, reached = interruption.wait_for(
             lambda: jax.block_until_ready(compiled(*arguments))
         )
         if finite:
-            self.step, self.state = stop, state
+            self.step, self.state = int(reached), state
             return devices.to_host(info)
         if stop == self.step + 1:
             self._save()
@@ -298,17 +346,22 @@ class Run:
         last = step == self.num_steps
         return last or step % self._eval_freq == 0 or step % self._save_freq == 0
 
+    def _collects_now(self) -> bool:
+        return self._collects(self.step) or (self._makes_no_step() and self._store.is_empty())
+
     def _events(self, info: Mapping[str, Any]) -> None:
-        self.log.advance(self.step, log_joint=float(np.mean(info["log_joint"])))
+        shown = {name: float(np.mean(info[name])) for name in ("log_joint", *self._show)}
+        self.log.advance(self.step, **shown)
         if self._history:
             self._history.append(self.step, {k: v.tolist() for k, v in info.items()})
         started = time.monotonic()
-        last = self.step == self.num_steps
-        if self._collects(self.step):
-            for draws in self._sample(chains.DRAW):
+        collects = self._collects_now()
+        if collects:
+            for draws in self._sample(self._purposes.draw):
                 self._keep(draws)
+        last = self._is_over()
         if last or self.step % self._eval_freq == 0:
-            self._evaluate(info)
+            self._evaluate(info, collects)
         overdue = started - self._last_save > SAVE_SECONDS
         if last or overdue or self._store.is_full() or self.step % self._save_freq == 0:
             self._save()
@@ -332,15 +385,15 @@ class Run:
         if block and self._store.is_full():
             self._store.flush(self.step)
 
-    def _evaluate(self, info: Mapping[str, Any]) -> None:
+    def _evaluate(self, info: Mapping[str, Any], just_collected: bool) -> None:
         """Metrics of the current state's draws, and of all draws collected so far."""
         collected = self._store.predictions(self.test_targets)
         train, test = [], []
-        for draws in self._sample(chains.EVALUATE):
+        for draws in self._sample(self._purposes.evaluate):
             train.append(self._predict(draws, self._train))
-            if not self._collects(self.step):
+            if not just_collected:
                 test.append(self._predict(draws, self._test))
-        if collected and self._collects(self.step):  # just predicted with draws of the same state
+        if collected and just_collected:  # predicted with draws of the same state
             latest = collected.latest(self._num_draws)
         else:
             latest = join(test, self.test_targets)
@@ -351,7 +404,12 @@ class Run:
         values |= {f"train_{name}": value for name, value in train_metrics.items()}
         values |= {f"test_{name}": value for name, value in test_metrics.items()}
         count, disagreement = latest.num_draws, test_metrics["disagreement"]
-        shown = ["log_joint", f"train_{columns[1]}", *(f"test_{name}" for name in columns)]
+        shown = [
+            "log_joint",
+            *self._show,
+            f"train_{columns[1]}",
+            *(f"test_{name}" for name in columns),
+        ]
         if collected and collected.outputs.shape[1] > self._num_draws:
             ensemble = metrics.of_predictions(collected)
             values |= {f"ensemble_{name}": value for name, value in ensemble.items()}
@@ -408,13 +466,11 @@ class Run:
         return remarks
 
     def _predict_again(self, draws: Params, sharding: jax.sharding.Sharding) -> None:
-        # One collection at a time, as they were predicted the first time: the same program, the
-        # same bits.
         at_once = min(self._num_draws, self._draws_per_block)
-        for first in range(0, jax.tree.leaves(draws)[0].shape[1], at_once):
-            part = jax.tree.map(lambda leaf: leaf[:, first : first + at_once], draws)  # noqa: B023
-            part = jax.device_put(part, sharding)
-            self._store.append_predictions(self._predict(part, self._test))
+        for predictions in ensemble_utils.predict_part(
+            self._predict, draws, self._test, at_once, sharding
+        ):
+            self._store.append_predictions(predictions)
 
     def _result(self) -> RunResult:
         info = jax.eval_shape(self._program.run, self.state, self._train, 0, 1)[1]
@@ -441,7 +497,7 @@ class Run:
             kept,
             devices.to_host(self.state),
             {} if self._history is None else _stack(self._history.rows),
-            self.num_steps * int(np.prod(info["log_joint"].shape[1:])),
+            self.step * int(np.prod(info["log_joint"].shape[1:])),
             self._seconds,
         )
 

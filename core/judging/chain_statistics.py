@@ -30,6 +30,27 @@ def plain_rhat(x: np.ndarray) -> np.ndarray:
         return np.sqrt((num_draws - 1) / num_draws + between / within)
 
 
+def plain_nested_rhat(x: np.ndarray) -> np.ndarray:
+    """The same for groups of chains, of (superchains, chains, draws, quantities).
+
+        sqrt(1 + B / W),   B the variance between the means of superchains,
+        W the mean over superchains of (variance between its chains' means + mean variance in them)
+
+    (Margossian et al. 2024, arXiv 2110.13017, section 2). A single chain in a superchain, or a
+    single draw of a chain, has no variance of its own: that part of W is 0. With one chain a
+    superchain its square is that of `plain_rhat` plus 1 / draws.
+    """
+    _, num_chains, num_draws = x.shape[:3]
+    chain_means = x.mean(axis=2)
+    zero = np.zeros((1, x.shape[3]))
+    between_chains = chain_means.var(axis=1, ddof=1) if num_chains > 1 else zero
+    within_chains = x.var(axis=2, ddof=1).mean(axis=1) if num_draws > 1 else zero
+    within = (between_chains + within_chains).mean(axis=0)
+    between = chain_means.mean(axis=1).var(axis=0, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.sqrt(1 + between / within)
+
+
 def effective_sample_size(x: np.ndarray) -> np.ndarray:
     """M n / (1 + 2 sum_t rho_t), truncated by Geyer's initial monotone sequence (section 3.2)."""
     num_chains, num_draws = x.shape[:2]

@@ -33,6 +33,8 @@ LARGEST_RHAT_LIMIT = 1.05
 MIN_ESS_PER_CHAIN = 100
 MIN_ENERGY_BFMI = 0.3
 ACCEPTANCE_RANGE = (0.4, 0.99)
+# A chain whose transitions are shorter than this part of their intended length stands still.
+MIN_REACH = 1e-3
 
 
 class Convergence(NamedTuple):
@@ -171,12 +173,14 @@ def verdict(
     *,
     num_chains: int,
     num_divergent: int,
-    acceptance: ArrayLike,
-    energy_bfmi: ArrayLike,
+    acceptance: ArrayLike | None,
+    energy_bfmi: ArrayLike | None,
     parameters: Convergence | None = None,
     log_joint: Convergence | None = None,
+    lost: ArrayLike = (),
+    smaller_steps: str = "lower step_size, or raise target_accept",
 ) -> Verdict:
-    """Whether a run of HMC can serve as a reference, and if not, what to change.
+    """Whether chains can serve as a reference, and if not, what to change.
 
     It is the predictions that must agree between chains. A network's weights need not: relabelling
     its units gives posteriors of equal height that no chain travels between, and that predict the
@@ -186,13 +190,22 @@ def verdict(
       predictions: of predictions at test points, after burn-in.
       num_chains: the number of chains.
       num_divergent: divergent transitions after burn-in, of all chains.
-      acceptance: mean acceptance probability of each chain after burn-in; (chains,).
-      energy_bfmi: (chains,).
+      acceptance: mean acceptance probability of each chain after burn-in; (chains,). None where
+        nothing is rejected.
+      energy_bfmi: (chains,); None where momenta are not drawn.
       parameters: of a subset of the parameters; noted, not judged.
       log_joint: of the log-joint, which relabelled units leave alone: chains at different heights
         have not found the same posterior, whatever they predict at the test points.
+      lost: numbers of the chains that stand still, see `lost_chains`.
+      smaller_steps: what to do against divergences.
     """
     problems, notes = [], []
+    if len(lost := np.asarray(lost)):
+        problems.append(
+            f"Of {num_chains} chains these stand still: {', '.join(map(str, lost))}. They accepted "
+            "nothing, or were tuned to a step of practically 0; their draws are one point each and "
+            "no sample. Start from trained networks (init_checkpoint), or burn in longer."
+        )
     judged = np.isfinite(predictions.bulk_ess) & ~np.isnan(predictions.rhat)
     if not judged.any():
         problems.append(
@@ -214,24 +227,24 @@ def verdict(
     if num_divergent > 0:
         problems.append(
             f"{num_divergent} transitions diverged, so parts of the posterior may be missing: "
-            "lower step_size, or raise target_accept."
+            f"{smaller_steps}."
         )
-    acceptance = np.asarray(acceptance, np.float64)
-    if not np.all(acceptance >= ACCEPTANCE_RANGE[0]):
+    if acceptance is not None:
+        lowest, highest = np.min(acceptance), np.max(acceptance)
+        if not lowest >= ACCEPTANCE_RANGE[0]:
+            problems.append(
+                f"A chain accepts only {lowest:.0%} of its proposals: lower step_size, or adapt it "
+                "over a longer num_burn_in."
+            )
+        elif highest > ACCEPTANCE_RANGE[1]:
+            notes.append(
+                f"A chain accepts {highest:.1%} of its proposals: a larger step_size would be as "
+                "exact and cheaper."
+            )
+    if energy_bfmi is not None and np.min(energy_bfmi) < MIN_ENERGY_BFMI:
         problems.append(
-            f"A chain accepts only {np.min(acceptance):.0%} of its proposals: lower step_size, or "
-            "adapt it over a longer num_burn_in."
-        )
-    elif np.max(acceptance) > ACCEPTANCE_RANGE[1]:
-        notes.append(
-            f"A chain accepts {np.max(acceptance):.1%} of its proposals: a larger step_size would "
-            "be as exact and cheaper."
-        )
-    lowest = np.min(energy_bfmi)
-    if lowest < MIN_ENERGY_BFMI:
-        problems.append(
-            f"E-BFMI is {lowest:.2f}, below {MIN_ENERGY_BFMI}: chains change their energy too "
-            "slowly. Burn in longer and draw more; a prior with lighter tails helps."
+            f"E-BFMI is {np.min(energy_bfmi):.2f}, below {MIN_ENERGY_BFMI}: chains change their "
+            "energy too slowly. Burn in longer and draw more; a prior with lighter tails helps."
         )
     if num_chains == 1:
         notes.append("One chain cannot show what it misses: run several (num_chains).")
@@ -242,6 +255,18 @@ def verdict(
             f"R-hat above {LARGEST_RHAT_LIMIT}; symmetries of the network alone can cause that."
         )
     return Verdict(not problems, tuple(problems), tuple(notes))
+
+
+def lost_chains(accepted: ArrayLike, reach: ArrayLike) -> np.ndarray:
+    """Numbers of the chains that stand still, by their transitions after burn-in.
+
+    Args:
+      accepted: whether each moved; (chains, transitions).
+      reach: how long each was, in its intended length; (chains, transitions). A step size that is
+        tuned to practically 0 makes it small, since the number of steps has a limit.
+    """
+    moved = np.asarray(accepted, bool) & (np.asarray(reach) > MIN_REACH)
+    return np.flatnonzero(~moved.any(axis=1))
 
 
 def _mixing_problems(predictions: Convergence, num_chains: int) -> list[str]:

@@ -84,6 +84,23 @@ def of_predictions(predictions: Predictions) -> dict[str, float]:
     return _summarise(task, joined, targets)
 
 
+def by_target(predictions: Predictions) -> list[dict[str, float]]:
+    """`of_predictions` of each target of a regression alone, whose noise is Gaussian."""
+    assert predictions.task == "regression" and predictions.targets is not None
+    num_targets = predictions.targets.shape[1]
+    found = []
+    for index in range(num_targets):
+        outputs = predictions.outputs[..., [index, num_targets + index]]
+        targets = predictions.targets[:, index : index + 1]
+        mean, std = np.moveaxis(outputs.astype(np.float64), -1, 0)
+        log_density = -0.5 * ((targets[:, 0] - mean) / std) ** 2 - np.log(std)
+        log_likelihoods = log_density - 0.5 * np.log(2 * np.pi)
+        found.append(
+            of_predictions(Predictions(predictions.task, outputs, log_likelihoods, targets))
+        )
+    return found
+
+
 def mean_over_draws(predictions: Predictions) -> dict[str, float]:
     """The mean of each draw's own metrics."""
     outputs, log_likelihoods = predictions.flat_outputs, predictions.flat_log_likelihoods

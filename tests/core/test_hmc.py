@@ -31,7 +31,7 @@ from haiku_posteriors.core import adaptation, trees
 from haiku_posteriors.core.adaptation import BurnIn
 from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.hamiltonian import leapfrog, transition
+from haiku_posteriors.core.hamiltonian import leapfrog, start, transition
 from haiku_posteriors.core.hmc import HMCState, Trajectory, hmc, overdispersed_params
 from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.likelihoods import gaussian
@@ -76,10 +76,10 @@ def test_trajectories_are_reversible():
         momentum = trees.normal_like(jax.random.key(1), params)
 
         @jax.jit
-        def integrate(params, momentum):
+        def integrate(position, momentum):
             return leapfrog(
                 log_joint,
-                params,
+                position,
                 momentum,
                 data,
                 step_size=jnp.array(0.02),
@@ -87,12 +87,18 @@ def test_trajectories_are_reversible():
                 num_steps=jnp.array(40),
             )
 
-        there, momentum_there = integrate(params, momentum)
+        position, momentum_there = integrate(start(log_joint, params), momentum)
+        there, gradient = position.params, jax.grad(log_joint)(position.params, data)
         moved = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), there, params)
         assert min(jax.tree.leaves(moved)) > 0.1
-        back, momentum_back = integrate(there, jax.tree.map(jnp.negative, momentum_there))
-        for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(params), strict=True):
+        for a, b in zip(*map(jax.tree.leaves, (position.gradient, gradient)), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-11)
+        # Back with the gradient of the end, and with none.
+        turned = jax.tree.map(jnp.negative, momentum_there)
+        for begin in (position, start(log_joint, there)):
+            back, momentum_back = integrate(begin, turned)
+            for a, b in zip(*map(jax.tree.leaves, (back.params, params)), strict=True):
+                np.testing.assert_allclose(a, b, atol=1e-11)
         for a, b in zip(jax.tree.leaves(momentum_back), jax.tree.leaves(momentum), strict=True):
             np.testing.assert_allclose(-a, b, atol=1e-10)
 
@@ -105,7 +111,7 @@ def test_energy_error_is_of_second_order():
             lambda step_size, num_steps: transition(
                 jax.random.key(3),
                 log_joint,
-                params,
+                start(log_joint, params),
                 data,
                 step_size=step_size,
                 inverse_mass=inverse_mass,
@@ -123,8 +129,8 @@ def test_float32_resolves_the_energy_error_of_millions_of_parameters(monkeypatch
 
     def energy_error(dtype):
         normal = np.random.default_rng(0).normal(size=(2, 4_000_000)).astype(np.float32)
-        start, momentum = normal.astype(dtype)
-        log_joint = target_of_prior(make_prior(1.0), {"x": {"w": jnp.array(start)}})
+        position, momentum = normal.astype(dtype)
+        log_joint = target_of_prior(make_prior(1.0), {"x": {"w": jnp.array(position)}})
         data = jax.tree.map(lambda leaf: leaf.astype(dtype), NO_DATA)
 
         @jax.jit
@@ -134,7 +140,7 @@ def test_float32_resolves_the_energy_error_of_millions_of_parameters(monkeypatch
             return transition(
                 jax.random.key(0),
                 log_joint,
-                params,
+                start(log_joint, params),
                 data,
                 step_size=jnp.array(0.1, dtype),
                 inverse_mass={"x": {"w": jnp.ones((), dtype)}},
@@ -324,7 +330,10 @@ def test_chains_are_the_same_alone_and_in_lockstep():
             own["energy_error"], info["energy_error"][1], rtol=1e-3, atol=1e-4
         )
         np.testing.assert_allclose(
-            alone.params["x"]["w"], states.params["x"]["w"][1], rtol=1e-4, atol=1e-4
+            alone.position.params["x"]["w"],
+            states.position.params["x"]["w"][1],
+            rtol=1e-4,
+            atol=1e-4,
         )
 
 
@@ -439,9 +448,9 @@ def test_point_estimates_stay_and_random_parameters_move():
     states, draws, _ = run_chains(method, NETWORK_DATA, 2, 10)
     names = ["mlp/~/linear_1/b", "mlp/~/linear_1/w"]
     assert list(trees.named_leaves(states.inverse_mass)) == names
-    starts = jax.vmap(method.init, (0, None))(chain_keys(jax.random.key(1), 2), None).params
+    starts = jax.vmap(method.init, (0, None))(chain_keys(jax.random.key(1), 2), None)
     for name, leaf in trees.named_leaves(draws).items():
-        first = np.asarray(trees.named_leaves(starts)[name])
+        first = np.asarray(trees.named_leaves(starts.position.params)[name])
         same = np.all(leaf == first[:, None], axis=1)
         assert not same.any() if name in names else same.all()
 
@@ -460,6 +469,7 @@ def test_state_is_arrays_of_constant_shape_and_dtype(dtype):
         assert {leaf.dtype for leaf in jax.tree.leaves(before)} == {
             np.dtype(dtype),
             np.dtype(np.int32),
+            np.dtype(bool),
         }
         assert all(value.shape == () for value in info.values())
 
@@ -519,8 +529,9 @@ def test_default_trajectory_is_a_quarter_period_of_the_tempered_prior():
     ]
     (near, info), (far, _) = results
     assert info["num_leapfrog_steps"] == 1000
-    assert jnp.max(jnp.abs(near.params["x"]["w"])) > 0.5
-    np.testing.assert_allclose(near.params["x"]["w"], far.params["x"]["w"], atol=0.01)
+    assert jnp.max(jnp.abs(near.position.params["x"]["w"])) > 0.5
+    ends = (state.position.params["x"]["w"] for state in (near, far))
+    np.testing.assert_allclose(*ends, atol=0.01)
 
 
 def test_overdispersed_starts():

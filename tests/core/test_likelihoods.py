@@ -1,10 +1,12 @@
 """Likelihoods against SciPy, row by row."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
+from scenarios import assert_mean
 
 from haiku_posteriors.core import likelihoods
 from haiku_posteriors.core.errors import UserError
@@ -70,3 +72,17 @@ def test_heteroscedastic_gaussian_has_a_floor():
 def test_a_noise_that_cannot_be_is_refused():
     with pytest.raises(UserError, match="noise_std must be positive"):
         likelihoods.gaussian(noise_std=0.0)
+
+
+def test_the_prior_of_a_learned_noise_is_the_one_that_is_sampled():
+    likelihood = likelihoods.gaussian(noise_std=0.4, learn_noise=True)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    drawn = np.asarray(jax.vmap(likelihood.sample_prior)(keys)["log_noise_std"], float)
+    assert drawn.shape == (4000,)
+    standardised = drawn - np.log(0.4)
+    assert_mean(standardised, 0)
+    assert_mean(standardised**2, likelihoods.LOG_NOISE_PRIOR_STD**2)
+    # E[log p] is that of a Gaussian of this width, so density and sampler belong together.
+    log_prior = jax.vmap(likelihood.log_prior)({"log_noise_std": drawn.astype(np.float32)})
+    assert_mean(log_prior, -0.5 * np.log(2 * np.pi) - 0.5)
+    assert likelihoods.categorical(3).sample_prior(keys[0]) == {}

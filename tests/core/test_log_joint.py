@@ -225,3 +225,15 @@ def test_expected_log_prior():
     other = make_log_joint(network, INPUTS, make_prior(0.8, "laplace"), gaussian(0.3))
     weights = {name: leaf for name, leaf in drawn.items() if name != "likelihood"}
     assert other.expected_log_prior(mean, scale, weights) == other.log_prior(weights)
+
+
+@pytest.mark.parametrize("pattern", ["", "/w$", "linear_0|likelihood"])
+def test_prior_draws_have_the_structure_of_the_random_parameters(pattern):
+    log_joint = build(likelihood=gaussian(0.5, learn_noise=True), stochastic_params=pattern)
+    drawn = log_joint.sample_prior(jax.random.key(0))
+    assert jax.tree.structure(drawn) == jax.tree.structure(log_joint.random_shapes)
+    point = log_joint.partition(log_joint.init(jax.random.key(1)))[1]
+    again = log_joint.sample_prior(jax.random.key(2))
+    for a, b in zip(*map(jax.tree.leaves, (drawn, again)), strict=True):
+        assert np.all(a != b)
+    assert np.isfinite(log_joint.log_prior(trees.merge(drawn, point)))

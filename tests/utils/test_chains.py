@@ -34,7 +34,8 @@ def test_chains_pool_after_every_step(num_chains):
     program = chains.compile_method(method, 0, num_chains, mesh)
     start = jnp.arange(1.0, num_chains + 1, dtype=jnp.float32)
     data = devices.place_data(INPUTS, INPUTS[:, :1], mesh)
-    state, info, _ = program.run(program.init(start), data, 0, 2)
+    state, info, _, reached = program.run(program.init(start), data, 0, 2)
+    assert reached == 2
     mean = (num_chains + 1) / 2
     np.testing.assert_allclose(state, np.full(num_chains, 4 * mean), rtol=1e-6)
     np.testing.assert_allclose(info["log_joint"], np.full(num_chains, 2 * mean), rtol=1e-6)
@@ -58,3 +59,27 @@ def test_chains_in_turn_equal_chains_as_a_batch(name, monkeypatch):
 def test_chains_take_turns_on_a_cpu_unless_devices_share_them():
     assert devices.chains_take_turns(first_device_mesh(4))
     assert not devices.chains_take_turns(devices.make_mesh(4, jax.devices()[:2]))
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_no_step_is_made_once_all_chains_are_finished(in_turn, monkeypatch):
+    """Chains count from 0, 1 and 2 until the last of them is at 5; the others go on with it."""
+    monkeypatch.setattr(devices, "chains_take_turns", lambda mesh: in_turn)
+    method = Method(
+        lambda rng_key, params: params,
+        lambda rng_key, state, data: (state + 1, {"log_joint": state[0]}),
+        lambda rng_key, state, num_draws: state,
+    )
+    mesh = first_device_mesh(3)
+    program = chains.compile_method(
+        method, 0, 3, mesh, is_finished=lambda states: jnp.all(states[:, 0] >= 5)
+    )
+    start = jnp.array([[0.0], [1.0], [2.0]], jnp.float32)
+    data = devices.place_data(INPUTS, INPUTS[:, :1], mesh)
+    state, info, finite, reached = program.run(program.init(start), data, 10, 100)
+    assert reached == 15 and finite
+    np.testing.assert_array_equal(state[:, 0], [5, 6, 7])
+    np.testing.assert_array_equal(info["log_joint"], [4, 5, 6])
+    again, _, _, reached = program.run(state, data, 15, 100)
+    assert reached == 15
+    np.testing.assert_array_equal(again, state)

@@ -9,6 +9,7 @@ import run_hmc
 import run_implicit
 import run_sgd
 import run_sgmcmc
+import run_smc
 import run_vi
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils import cmd_args_utils, data_utils, problem, settings
@@ -18,6 +19,7 @@ SCRIPTS = {
     "hmc": run_hmc,
     "sgd": run_sgd,
     "sgmcmc": run_sgmcmc,
+    "smc": run_smc,
     "vi": run_vi,
     "mc_dropout": run_vi,
     "implicit": run_implicit,
@@ -112,7 +114,7 @@ def test_flags_a_json_file_and_python_describe_the_same_problem():
     ],
 )
 def test_what_is_chosen_from_the_data(described, likelihood, noise_std, learn_noise):
-    chosen = problem.complete(described, problem.load_data(described))
+    chosen = problem.complete(described, problem.load_data(described).form)
     assert (chosen.likelihood, chosen.noise_std, chosen.learn_noise) == (
         likelihood,
         noise_std,
@@ -124,10 +126,10 @@ def test_a_known_noise_is_not_learned():
     toy = Problem()
     dataset = problem.load_data(toy)
     known = settings.KNOWN_NOISE_STD["toy_regression"]
-    assert problem.complete(toy, dataset, known).learn_noise is False
+    assert problem.complete(toy, dataset.form, known).learn_noise is False
     # The network's own scale is meant where it has one and no noise was given.
     network = Problem(model_name="mlp_regression")
-    assert problem.complete(network, dataset, known).likelihood == "heteroscedastic_gaussian"
+    assert problem.complete(network, dataset.form, known).likelihood == "heteroscedastic_gaussian"
 
 
 def test_float64_needs_jax_in_that_mode():

@@ -16,7 +16,7 @@ from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import checkpoint_utils, data_utils, draws, models
 from haiku_posteriors.utils.files import read_rows
 from haiku_posteriors.utils.logging_utils import RunLog
-from haiku_posteriors.utils.train_utils import DivergedError, Run
+from haiku_posteriors.utils.train_utils import DivergedError, Enough, Run
 
 EPOCHS = 8
 
@@ -161,6 +161,87 @@ def test_draws_that_agree_are_pointed_out(problem, capsys):
     assert "practically agree" not in capsys.readouterr().out
 
 
+def counting_method(log_joint):
+    """Counts its steps from 0; chain k by k + 1."""
+
+    def init(rng_key, params):
+        return {"params": log_joint.init(rng_key), "count": jnp.zeros((), jnp.int32)}
+
+    def step(rng_key, state, data):
+        count = state["count"] + 1
+        # A new draw every step, so that the step at which a run ends is seen in its draws.
+        params = log_joint.init(rng_key)
+        return {"params": params, "count": count}, {"log_joint": jnp.zeros(()), "count": count}
+
+    def sample(rng_key, state, num_draws):
+        return jax.tree.map(lambda leaf: jnp.stack([leaf] * num_draws), state["params"])
+
+    return Method(init, step, sample)
+
+
+def run_until(problem, limit, directory=None, **settings):
+    log_joint, dataset = problem
+    arguments = {"num_steps": 50, "num_chains": 2, "eval_freq": 20, "save_freq": 20, "quiet": True}
+    return Run(
+        log_joint,
+        dataset,
+        counting_method(log_joint),
+        is_finished=lambda state: jnp.all(state["count"] >= limit),
+        directory=directory,
+        **arguments | settings,
+    )
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_a_run_ends_by_itself_at_the_first_step_that_finishes_it(problem, tmp_path, history):
+    """However many steps a call makes: the end is that of a run of so many steps."""
+    run = run_until(problem, 7, tmp_path, keep_history=history, show=("count",))
+    result = run.finish()
+    assert run.step == 7 and result.num_updates == 7 and np.all(result.state["count"] == 7)
+    assert [row["epoch"] for row in read_rows(tmp_path / "metrics.jsonl")] == [7]
+    log_joint, dataset = problem
+    fixed = Run(
+        log_joint, dataset, counting_method(log_joint), num_steps=7, num_chains=2, quiet=True
+    )
+    assert_equal_runs(fixed.finish(), result)
+    # Started again, it is still at its end.
+    again = run_until(problem, 7, tmp_path, keep_history=history)
+    assert again.step == 7
+    assert_equal_runs(again.finish(), result)
+
+
+def test_a_run_that_ends_by_itself_is_resumed_exactly(problem, tmp_path, monkeypatch):
+    """A crash at the evaluation of step 40, before its checkpoint."""
+    whole = run_until(problem, 45).finish()
+    row = RunLog.row
+
+    def crash_at_40(log, position, *arguments):
+        if position == 40:
+            raise Crash
+        row(log, position, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "row", crash_at_40)
+        with pytest.raises(Crash):
+            run_until(problem, 45, tmp_path).finish()
+    resumed = run_until(problem, 45, tmp_path)
+    assert resumed.step == 20
+    assert_equal_runs(resumed.finish(), whole)
+    assert resumed.step == 45
+
+
+def test_draws_of_a_run_that_ends_by_itself(problem):
+    """Where `collects` says; and at the end if that is nowhere before."""
+    some = run_until(problem, 7, collects=lambda step: step in (2, 5, 30)).finish()
+    assert some.draws["output"]["b"].shape[:2] == (2, 2)
+    none = run_until(problem, 7, collects=lambda step: step == 30).finish()
+    np.testing.assert_array_equal(
+        none.draws["output"]["b"][:, 0], none.state["params"]["output"]["b"]
+    )
+    # One that never finishes makes all its steps.
+    assert run_until(problem, 1000, num_steps=9).finish().num_updates == 9
+
+
 def test_a_run_that_would_collect_nothing_is_refused(problem):
     with pytest.raises(UserError, match="No draws would be collected"):
         make_run(problem, collects=lambda epoch: epoch > 100)
@@ -231,3 +312,26 @@ def test_predictions_are_in_original_units():
     np.testing.assert_allclose(std, 0.1 * dataset.target_scale[0], rtol=1e-5)
     expected = -0.5 * ((y[:, 0] - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(result.test_predictions.log_likelihoods[0, 0], expected, atol=1e-3)
+
+
+def test_a_run_ends_when_it_has_enough_also_when_it_is_resumed(problem, tmp_path):
+    """Asked at steps 4 and 6 alone, with the draws and the history up to there."""
+    asked = []
+
+    def is_enough(predictions, history):
+        asked.append((predictions.outputs.shape[1], history["count"].shape))
+        return bool(np.all(history["count"][:, -1] >= 6))
+
+    settings = {
+        "collects": lambda step: step >= 3,
+        "keep_history": True,
+        "enough": Enough(lambda step: step in (4, 6), is_enough),
+    }
+    run = run_until(problem, 50, tmp_path, **settings)
+    whole = run.finish()
+    assert run.step == 6 and whole.history["count"].shape == (2, 6)
+    assert asked == [(2, (2, 4)), (4, (2, 6))]
+    # Started again, it asks again about what is on disk, and is still at its end.
+    again = run_until(problem, 50, tmp_path, **settings)
+    assert_equal_runs(again.finish(), whole)
+    assert again.step == 6 and asked[2:] == [(4, (2, 6))]

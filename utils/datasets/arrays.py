@@ -4,18 +4,20 @@ import pathlib
 
 import numpy as np
 
-from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.errors import UserError, unknown_name
 from haiku_posteriors.utils.datasets.raw import RawData
 from haiku_posteriors.utils.files import read_arrays
 
 ARRAY_NAMES = ("x_train", "y_train", "x_test", "y_test")
-MAX_DOUBTFUL_CLASSES = 20  # so many whole numbers as floats may be classes or amounts
+INPUT_KINDS = ("features", "tokens", "images")
+# Whole numbers of at most this many different values may be classes.
+MAX_CLASSES_GUESSED = 20
 
 
-def read_npz(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Reads x_train, y_train, x_test and y_test of an .npz file without unpickling."""
+def read_plain(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file without unpickling."""
     try:
-        found = read_arrays(path)
+        return read_arrays(path)
     except UserError as error:
         if "allow_pickle" not in str(error):
             raise
@@ -23,6 +25,12 @@ def read_npz(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
             f"{path} holds pickled objects, which are not read because unpickling can run code; "
             "save plain numeric arrays."
         ) from error
+
+
+def split_arrays(
+    path: pathlib.Path, found: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """x_train, y_train, x_test and y_test among the arrays of a file."""
     missing = [name for name in ARRAY_NAMES if name not in found]
     if missing:
         raise UserError(f"{path} lacks the arrays {', '.join(missing)}.")
@@ -50,20 +58,27 @@ def check_arrays(
     x_test: np.ndarray,
     y_test: np.ndarray,
     task: str | None = None,
+    inputs: str | None = None,
 ) -> RawData:
     """Arrays as a data set, still to be scaled; `source` names them in error messages.
 
-    uint8 inputs are images, given a channel axis if they have none; other integer inputs are
-    tokens. Integer targets are class labels, unless `task` says otherwise.
+    uint8 inputs are images, given a channel axis if they have none, and others are features,
+    unless `inputs` (one of INPUT_KINDS) says otherwise. Integer targets are class labels, and
+    floats are amounts, unless `task` says otherwise; floats that look like classes need it.
     """
     for array in (x_train, y_train, x_test, y_test):
         if array.dtype.kind not in "biuf":
             raise UserError(f"{source} must hold real numbers, not values of {array.dtype}.")
         if not np.isfinite(array).all():
             raise UserError(f"{source} holds values that are not finite numbers.")
-    x_train, x_test, scaling = _own_inputs(source, x_train, x_test)
+    x_train, x_test, scaling = _own_inputs(source, x_train, x_test, inputs)
+    if task is None and y_train.dtype.kind == "f" and looks_like_classes(y_train):
+        raise UserError(
+            f"{source} has {len(np.unique(y_train))} different whole numbers as targets, in "
+            "floats, which may be classes or amounts: say which by "
+            "task 'classification' or 'regression' (--task)."
+        )
     if task is None:
-        _refuse_doubtful_targets(source, y_train)
         task = "regression" if y_train.dtype.kind == "f" else "classification"
     if task == "classification":
         y_train, y_test, num_classes = _own_labels(source, y_train, y_test)
@@ -74,42 +89,41 @@ def check_arrays(
     return RawData(task, x_train, y_train, x_test, y_test, 0, scaling, True)
 
 
+def looks_like_classes(targets: np.ndarray) -> bool:
+    """Whether numbers may be classes: one a row, whole, few, and most of them repeated."""
+    values = np.unique(targets)
+    few = len(values) <= min(MAX_CLASSES_GUESSED, len(targets) // 2)
+    return few and targets.size == len(targets) and np.array_equal(values, np.round(values))
+
+
 def _own_inputs(
-    source: str, x_train: np.ndarray, x_test: np.ndarray
+    source: str, x_train: np.ndarray, x_test: np.ndarray, inputs: str | None
 ) -> tuple[np.ndarray, np.ndarray, str]:
     def kind(x: np.ndarray) -> str:
-        if x.dtype == np.uint8:
-            return "image"
-        return "tokens" if x.dtype.kind in "iu" else "floats"
+        return inputs or ("images" if x.dtype == np.uint8 else "features")
 
+    if inputs not in (None, *INPUT_KINDS):
+        raise unknown_name("kind of inputs", inputs, INPUT_KINDS)
     if x_train.shape[1:] != x_test.shape[1:] or kind(x_train) != kind(x_test):
         raise UserError(f"{source} has x_train and x_test of different row shapes or types.")
     if x_train.ndim == 1:
         x_train, x_test = x_train[:, np.newaxis], x_test[:, np.newaxis]
-    if kind(x_train) == "tokens" and min(x_train.min(), x_test.min()) < 0:
-        raise UserError(
-            f"{source} has negative integer inputs, which cannot be tokens; save features as "
-            "floats."
-        )
-    if kind(x_train) != "image":
+    if kind(x_train) == "features":
+        x_train, x_test = x_train.astype(np.float64), x_test.astype(np.float64)
         return x_train, x_test, "feature" if x_train.ndim == 2 else "global"
+    whole = x_train.dtype.kind in "iu" and x_test.dtype.kind in "iu"
+    if kind(x_train) == "tokens":
+        if not whole or min(x_train.min(), x_test.min()) < 0:
+            raise UserError(
+                f"{source} has inputs that cannot be tokens: these are integers from 0."
+            )
+        return x_train.astype(np.int64), x_test.astype(np.int64), "none"
+    if x_train.dtype != np.uint8 or x_test.dtype != np.uint8:
+        raise UserError(f"{source} has inputs that are no images: these are bytes (uint8).")
     if x_train.ndim == 3:
         x_train, x_test = x_train[..., np.newaxis], x_test[..., np.newaxis]
     # Flat images too: pixels at the border that hardly ever vary must not be blown up.
     return x_train, x_test, "global"
-
-
-def _refuse_doubtful_targets(source: str, y_train: np.ndarray) -> None:
-    """Refuses 0., 1., 2., ..., of which nobody can tell whether they are classes."""
-    if y_train.dtype.kind != "f" or y_train.size != len(y_train):
-        return
-    present = np.unique(y_train)
-    count = len(present)
-    if 2 <= count <= MAX_DOUBTFUL_CLASSES and np.array_equal(present, np.arange(count)):
-        raise UserError(
-            f"{source} has the targets 0 to {count - 1} as floats: say --task=classification or "
-            "--task=regression."
-        )
 
 
 def _own_labels(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from haiku_posteriors.utils.datasets.forms import Column
 from haiku_posteriors.utils.datasets.raw import RawData
 
 
@@ -53,19 +54,23 @@ def _from_scikit_learn(name: str) -> RawData:
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
 
-    x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+    bunch = getattr(datasets, f"load_{name}")()
+    x, y = bunch.data, bunch.target
+    columns = tuple(Column(str(column)) for column in bunch.feature_names)
     is_regression = name == "diabetes"
     x_train, x_test, y_train, y_test = train_test_split(
         x, y, test_size=0.2, random_state=0, stratify=None if is_regression else y
     )
     if is_regression:
         y_train, y_test = y_train[:, np.newaxis], y_test[:, np.newaxis]
-        return RawData("regression", x_train, y_train, x_test, y_test, 0, "feature", True)
+        raw = RawData("regression", x_train, y_train, x_test, y_test, 0, "feature", True)
+        return raw._replace(columns=columns, target_names=("progression",))
     classes = int(y.max()) + 1
     if name == "digits":  # 8 x 8 pixels of 0 to 16; many are constant, so one scale for all.
         x_train, x_test = x_train / 16, x_test / 16
         return RawData("classification", x_train, y_train, x_test, y_test, classes, "global")
-    return RawData("classification", x_train, y_train, x_test, y_test, classes, "feature")
+    raw = RawData("classification", x_train, y_train, x_test, y_test, classes, "feature")
+    return raw._replace(columns=columns, classes=tuple(map(str, bunch.target_names)))
 
 
 EMBEDDED_SETS: dict[str, Callable[[], RawData]] = {

@@ -4,12 +4,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from haiku_posteriors.utils.datasets.forms import Column
+
 
 class RawData(NamedTuple):
     """A data set before scaling.
 
-    `input_scaling` is "none", "feature" (training statistics of each column), "global" (one mean
-    and deviation over all training values) or a fixed (mean, deviation) per channel.
+    `input_scaling` is "none", "feature" (training statistics of each column; those of categories
+    stay 0 and 1), "global" (one mean and deviation over all training values) or a fixed (mean,
+    deviation) per channel. Integer inputs other than bytes are tokens. `columns`, `classes` and
+    `target_names` are what a source of names knows.
     """
 
     task: str
@@ -20,3 +24,6 @@ class RawData(NamedTuple):
     num_classes: int
     input_scaling: str | tuple[np.ndarray, np.ndarray]
     standardize_targets: bool = False
+    columns: tuple[Column, ...] | None = None
+    classes: tuple[str, ...] = ()
+    target_names: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from haiku_posteriors.utils.datasets.corruptions import (
     corrupt,
     rotate,
 )
+from haiku_posteriors.utils.datasets.own_tables import TableOptions
 
 # Sets of other content whose images have the same shape.
 FOREIGN_SETS = {
@@ -59,7 +60,10 @@ class Shift(NamedTuple):
 
 
 def input_space(
-    dataset: Dataset, data_dir: str | None, task: str | None
+    dataset: Dataset,
+    data_dir: str | None,
+    task: str | None,
+    table: TableOptions = TableOptions(),  # noqa: B008  (a frozen value)
 ) -> tuple[InputSpace, np.ndarray]:
     """A data set's space of inputs, and its test rows in their own units.
 
@@ -67,7 +71,7 @@ def input_space(
     run whatever statistics it came from.
     """
     raw = data_utils.load(
-        dataset.name, data_dir, task=task, standardize=False, float_dtype=np.float64
+        dataset.name, data_dir, None, task, standardize=False, float_dtype=np.float64, table=table
     ).x_test
     shape = FLAT_IMAGES.get(dataset.name, raw.shape[1:])
     values, scaled = (x.reshape(-1, *shape) for x in (raw, dataset.x_test.astype(np.float64)))

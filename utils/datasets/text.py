@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils.datasets import tfds
-from haiku_posteriors.utils.datasets.arrays import read_npz
+from haiku_posteriors.utils.datasets import arrays, tfds
 from haiku_posteriors.utils.datasets.raw import RawData
 
 TRAIN_ROWS, VOCABULARY_SIZE, LENGTH = 20_000, 20_000, 100
@@ -29,7 +28,8 @@ def read_imdb(data_dir: pathlib.Path | None) -> RawData:
         train_texts, y_train = train_texts[:TRAIN_ROWS], y_train[:TRAIN_ROWS]
         x_train, x_test = tokenize(train_texts, test_texts, VOCABULARY_SIZE, LENGTH)
     else:
-        x_train, y_train, x_test, y_test = read_npz(paths[0])
+        found = arrays.read_plain(paths[0])
+        x_train, y_train, x_test, y_test = arrays.split_arrays(paths[0], found)
         is_tokens = all(x.ndim == 2 and x.dtype.kind in "iu" for x in (x_train, x_test))
         if not is_tokens or not all(np.isin(y, (0, 1)).all() for y in (y_train, y_test)):
             raise UserError(f"File {paths[0]} must hold 2-d integer tokens and labels 0 and 1.")

@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils.datasets import openml, tables
+from haiku_posteriors.utils.datasets.forms import Column
 from haiku_posteriors.utils.datasets.raw import RawData
 
 
@@ -103,23 +105,15 @@ def _fetch_openml(name: str) -> tuple[np.ndarray, np.ndarray]:
     uci = UCI_SETS[name]
     if uci.openml_id is None:
         raise UserError(f"Data set '{name}' was not found and is not fetched: {layout}.")
-    from sklearn import datasets
-
     try:
-        bunch = datasets.fetch_openml(
-            data_id=uci.openml_id, as_frame=False, parser="liac-arff", n_retries=1
+        table, targets = openml.fetch(uci.openml_id)
+        features = [column for column in table.columns if column not in targets]
+        x, y = (
+            tables.encode([Column(column) for column in columns], table)
+            for columns in (features, targets)
         )
-        x = np.array(bunch.data, np.float64)
-        # Columns declared nominal arrive as positions in their list of values: undo that.
-        for feature, values in (bunch.categories or {}).items():
-            if feature in bunch.feature_names:
-                column = bunch.feature_names.index(feature)
-                x[:, column] = np.array(values, np.float64)[x[:, column].astype(np.int64)]
-        y = np.array(bunch.target, np.float64).reshape(len(x), -1)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"Data set '{name}' was not found and OpenML did not give it ({error}): {layout}."
-        ) from error
+    except UserError as error:
+        raise UserError(f"Data set '{name}' was not found. {error} Or {layout}.") from error
     if len(x) != uci.rows:
         raise UserError(
             f"OpenML gave {len(x)} rows for data set '{name}', which has {uci.rows}: {layout}."

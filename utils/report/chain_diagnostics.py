@@ -1,29 +1,40 @@
 """What chains say about themselves at the end of a run: diagnostics.json, a picture, a verdict."""
 
 import pathlib
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from haiku_posteriors.core.judging import diagnostics
-from haiku_posteriors.core.judging.diagnostics import Convergence
+from haiku_posteriors.core.judging.bias import BiasReport
+from haiku_posteriors.core.judging.diagnostics import Convergence, Verdict
+from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.utils.files import write_json
 from haiku_posteriors.utils.plots import curves
-from haiku_posteriors.utils.train_utils import RunResult
+from haiku_posteriors.utils.train_utils import Enough, RunResult
 
 # Diagnosing every prediction or weight of a large problem would take longer than it tells.
 PREDICTIONS_DIAGNOSED = 500
 PARAMETERS_DIAGNOSED = 1000
+# Draws of each chain after which a run that ends by itself is judged: a look costs a second.
+FIRST_LOOK, LOOK_EVERY = 400, 200
+LAST_LOOK_IF_SPOILT = 800  # by divergences or lost chains, which more draws do not undo
 
 
-def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
-    """Convergence of predictions at test points and of parameters, both of fixed subsets."""
-    chains, draws = result.test_predictions.outputs.shape[:2]
-    predictions = result.test_predictions.outputs.reshape(chains, draws, -1)
+def chosen_predictions(outputs: np.ndarray) -> np.ndarray:
+    """A fixed subset of predictions, (chains, draws, rows, p) -> (chains, draws, predictions)."""
+    predictions = outputs.reshape(*outputs.shape[:2], -1)
     # A known noise is the same in every draw, and not for chains to agree on.
     varying = np.flatnonzero(np.ptp(predictions, axis=(0, 1)) > 0)
     varying = varying if len(varying) else np.arange(predictions.shape[2])
     chosen = np.linspace(0, len(varying) - 1, PREDICTIONS_DIAGNOSED).astype(int)
+    return predictions[:, :, varying[np.unique(chosen)]]
+
+
+def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
+    """Convergence of predictions at test points and of parameters, both of fixed subsets."""
+    predictions = chosen_predictions(result.test_predictions.outputs)
     parameters = np.concatenate(
         [
             diagnostics.subsample_parameters(part, PARAMETERS_DIAGNOSED, num_batch_axes=2)
@@ -32,44 +43,123 @@ def diagnose(result: RunResult) -> tuple[Convergence, Convergence]:
         axis=1,
     )
     return (
-        diagnostics.convergence(predictions[:, :, varying[np.unique(chosen)]]),
+        diagnostics.convergence(predictions),
         diagnostics.convergence(parameters),
     )
 
 
-def report_hmc(directory: pathlib.Path, result: RunResult, num_burn_in: int) -> None:
-    """Judges a run of HMC, after burn-in, and says what to change."""
-    history = {name: values[:, num_burn_in:] for name, values in result.history.items()}
+class ChainRules(NamedTuple):
+    """How chains are judged, at the end of a run and on the way.
+
+    Attributes:
+      num_burn_in: transitions that do not count.
+      length: that transitions should have.
+      adjusted: whether there is a Metropolis test.
+    """
+
+    num_burn_in: int
+    length: float
+    adjusted: bool = True
+
+    def after_burn_in(self, history: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The part of the history, (chains, transitions), that counts."""
+        return {name: values[:, self.num_burn_in :] for name, values in history.items()}
+
+    def lost(self, history: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Chains that no longer move, given what counts of the history."""
+        reach = history["num_leapfrog_steps"] * history["step_size"] / self.length
+        return diagnostics.lost_chains(history["accepted"], reach)
+
+    def verdict(
+        self,
+        predictions: Convergence,
+        history: Mapping[str, np.ndarray],
+        parameters: Convergence | None = None,
+    ) -> Verdict:
+        """The verdict on predictions of test rows and what counts of the history."""
+        acceptance = history["acceptance_probability"].mean(axis=1)
+        return diagnostics.verdict(
+            predictions,
+            num_chains=len(acceptance),
+            num_divergent=int(history["divergent"].sum()),
+            acceptance=acceptance if self.adjusted else None,
+            energy_bfmi=diagnostics.energy_bfmi(history["energy"]) if "energy" in history else None,
+            parameters=parameters,
+            log_joint=diagnostics.convergence(history["log_joint"][:, :, None]),
+            lost=self.lost(history),
+            smaller_steps=(
+                "lower step_size, or raise target_accept"
+                if self.adjusted
+                else "lower energy_variance"
+            ),
+        )
+
+    def enough(self) -> Enough:
+        """Ends a run when the verdict is converged, or cannot become so by more draws."""
+
+        def is_asked(num_done: int) -> bool:
+            after = num_done - self.num_burn_in
+            return after >= FIRST_LOOK and after % LOOK_EVERY == 0
+
+        def is_enough(predictions: Predictions, history: dict[str, np.ndarray]) -> bool:
+            counted = self.after_burn_in(history)
+            spoilt = counted["divergent"].any() or len(self.lost(counted))
+            if spoilt:
+                return counted["divergent"].shape[1] >= LAST_LOOK_IF_SPOILT
+            convergence = diagnostics.convergence(chosen_predictions(predictions.outputs))
+            return self.verdict(convergence, counted).converged
+
+        return Enough(is_asked, is_enough)
+
+
+def report_chains(
+    directory: pathlib.Path,
+    result: RunResult,
+    rules: ChainRules,
+    bias: BiasReport | None = None,
+    remarks: Sequence[str] = (),
+) -> None:
+    """Judges a run of HMC or MCLMC, after burn-in, and says what to change.
+
+    Args:
+      directory: of the run.
+      result: of the run, with its history.
+      rules: of the verdict.
+      bias: of transitions without a Metropolis test.
+      remarks: further notes.
+    """
+    history = rules.after_burn_in(result.history)
     predictions, parameters = diagnose(result)
-    log_joint = diagnostics.convergence(history["log_joint"][:, :, None])
-    num_gradients = int(np.sum(history["num_leapfrog_steps"] + 1))
+    num_gradients = int(np.sum(history["num_leapfrog_steps"]))
     acceptance = history["acceptance_probability"].mean(axis=1)
-    bfmi = diagnostics.energy_bfmi(history["energy"])
-    verdict = diagnostics.verdict(
-        predictions,
-        num_chains=len(acceptance),
-        num_divergent=int(history["divergent"].sum()),
-        acceptance=acceptance,
-        energy_bfmi=bfmi,
-        parameters=parameters,
-        log_joint=log_joint,
-    )
+    verdict = rules.verdict(predictions, history, parameters)
+    problems, notes = list(verdict.problems), [*verdict.notes, *remarks]
+    further: dict[str, Any] = {}
+    if "energy" in history:
+        further["energy_bfmi"] = diagnostics.energy_bfmi(history["energy"]).tolist()
+    if not rules.adjusted:
+        further["energy_variance"] = history["energy_variance"].mean(axis=1).tolist()
+    if bias is not None:
+        problems += bias.problems
+        notes += bias.notes
+        further["bias"] = _bias_summary(bias)
     _write(
         directory,
         predictions,
         parameters,
         result,
-        converged=verdict.converged,
-        problems=list(verdict.problems),
-        notes=list(verdict.notes),
+        converged=not problems,
+        problems=problems,
+        notes=notes,
         acceptance=acceptance.tolist(),
-        energy_bfmi=bfmi.tolist(),
         divergent=int(history["divergent"].sum()),
-        divergent_in_burn_in=int(result.history["divergent"][:, :num_burn_in].sum()),
+        divergent_in_burn_in=int(result.history["divergent"][:, : rules.num_burn_in].sum()),
+        lost_chains=rules.lost(history).tolist(),
         step_size=history["step_size"][:, -1].tolist(),
         num_leapfrog_steps=history["num_leapfrog_steps"].mean(axis=1).tolist(),
-        log_joint=_summary(log_joint),
+        log_joint=_summary(diagnostics.convergence(history["log_joint"][:, :, None])),
         num_gradients=num_gradients,
+        **further,
     )
     least = np.nanmin(predictions.bulk_ess, initial=np.inf)
     if np.isfinite(least):
@@ -79,10 +169,31 @@ def report_hmc(directory: pathlib.Path, result: RunResult, num_burn_in: int) -> 
             f"{least / result.seconds:.3g} per second of the run."
         )
     sizes = ", ".join(f"{size:.3g}" for size in history["step_size"][:, -1])
-    print(f"Step sizes, frozen after burn-in: {sizes}; acceptance {acceptance.mean():.2f}.")
-    print("Verdict: converged." if verdict.converged else "Verdict: NOT converged.")
-    for sentence in (*verdict.problems, *verdict.notes):
+    tuned_for = (
+        f"acceptance {acceptance.mean():.2f}"
+        if rules.adjusted
+        else f"energy variance {history['energy_variance'].mean():.2g} per step and dimension"
+    )
+    print(f"Step sizes, frozen after burn-in: {sizes}; {tuned_for}.")
+    if bias is not None and bias.shifts:
+        shown = "; ".join(
+            f"{name} {found.value:.3f} +- {found.error:.3f}" for name, found in bias.shifts.items()
+        )
+        print(f"Shifts under exact transitions, in posterior standard deviations: {shown}.")
+    print("Verdict: NOT converged." if problems else "Verdict: converged.")
+    for sentence in (*problems, *notes):
         print(f"- {sentence}")
+
+
+def _bias_summary(bias: BiasReport) -> dict[str, Any]:
+    return {
+        "shifts": {
+            name: {"value": found.value, "error": found.error}
+            for name, found in bias.shifts.items()
+        },
+        "acceptance": bias.acceptance,
+        "num_gradients": bias.num_gradients,
+    }
 
 
 def report_sampler(directory: pathlib.Path, result: RunResult) -> None:

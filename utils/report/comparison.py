@@ -284,6 +284,6 @@ def _predictive_panel(path: pathlib.Path, runs: Sequence[OpenedRun], data_dir: s
         draws = run_networks.choose_draws(log_joint, run, MAX_DRAWS_SHOWN)
         predict = run_networks.predictor_of_run(log_joint, dataset, draws)
         panels[run.name] = predict(grid[:, None], None).flat_outputs
-    targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset)
+    targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset.form)
     predictive.predictive_panel(path, panels, grid, dataset.x_train, targets)
     return True

@@ -25,7 +25,7 @@ def draw_run(
     """Draws what suits the data, and returns the files."""
     pictures = {}
     outputs = result.test_predictions.flat_outputs
-    targets = ensemble_utils.targets_in_original_units(dataset.y_test, dataset)
+    targets = ensemble_utils.targets_in_original_units(dataset.y_test, dataset.form)
     one_input = dataset.x_train.shape[1:] == (1,)
     two_inputs = dataset.x_train.shape[1:] == (2,)
     if dataset.task == "regression":
@@ -59,8 +59,8 @@ def predict_grid(
     total = result.test_predictions.outputs.shape[1]
     per_chain = max(1, DRAWS_SHOWN // result.test_predictions.outputs.shape[0])
     few = np.unique(np.linspace(0, total - 1, min(total, per_chain)).astype(int))
-    dummy = np.zeros((len(grid), *dataset.y_train.shape[1:]), dataset.y_train.dtype)
-    predict = ensemble_utils.make_predictor(log_joint, dataset)
+    dummy = dataset.form.empty_targets(len(grid))
+    predict = ensemble_utils.make_predictor(log_joint, dataset.form)
     data = jax.device_put(make_data(grid.astype(dataset.x_train.dtype), dummy))
     blocks = [predict(draws, data).outputs for draws in result.store.chosen(few)]
     outputs = np.concatenate(blocks, axis=1)
@@ -79,7 +79,7 @@ def _predictive(
 ) -> None:
     grid = grid_axis(dataset.x_train, GRID_POINTS)
     predictions = predict_grid(log_joint, dataset, result, grid[:, None])
-    targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset)
+    targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset.form)
     predictive.predictive_panel(
         path, {title: predictions}, grid, dataset.x_train[:, 0], targets[:, 0]
     )

@@ -6,9 +6,8 @@ import jax
 import numpy as np
 
 from haiku_posteriors.core.data import make_data
-from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
-from haiku_posteriors.core.trees import Params, merge, normal_like
+from haiku_posteriors.core.trees import Params, merge
 from haiku_posteriors.utils import chains, ensemble_utils
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.plots import predictive
@@ -19,21 +18,11 @@ MAX_ROWS = 500
 
 
 def sample_prior(rng_key: jax.Array, log_joint: LogJoint, num_draws: int) -> Params:
-    """Draws of the prior, (1, num_draws, ...); point estimates are where the network starts.
-
-    The likelihood's own parameters are normal around their first values, as its prior is.
-    """
+    """Draws of the prior, (1, num_draws, ...); point estimates are where the network starts."""
 
     def sample(key: jax.Array) -> Params:
-        params = log_joint.init(jax.random.fold_in(key, 0))
-        network = {name: group for name, group in params.items() if name != PARAMETER_GROUP}
-        drawn = log_joint.prior.sample(jax.random.fold_in(key, 1), network)
-        own = params.get(PARAMETER_GROUP, {})
-        if own:
-            noise = normal_like(jax.random.fold_in(key, 2), own)
-            std = log_joint.likelihood.prior_std
-            drawn[PARAMETER_GROUP] = jax.tree.map(lambda mean, e: mean + std * e, own, noise)
-        return merge(log_joint.partition(drawn)[0], log_joint.partition(params)[1])
+        point = log_joint.partition(log_joint.init(jax.random.fold_in(key, 0)))[1]
+        return merge(log_joint.sample_prior(jax.random.fold_in(key, 1)), point)
 
     draws = jax.vmap(sample)(jax.random.split(rng_key, num_draws))
     return jax.tree.map(lambda leaf: leaf[None], draws)
@@ -43,14 +32,14 @@ def draw(path: pathlib.Path, log_joint: LogJoint, dataset: Dataset, seed: int) -
     """The picture: functions over one input; else predictions beside the targets of the data."""
     key = jax.random.fold_in(jax.random.key(seed), chains.PRIOR_PREDICTIVE)
     draws = jax.jit(sample_prior, static_argnums=(1, 2))(key, log_joint, NUM_DRAWS)
-    predict = ensemble_utils.make_predictor(log_joint, dataset)
+    predict = ensemble_utils.make_predictor(log_joint, dataset.form)
 
     def outputs(inputs: np.ndarray) -> np.ndarray:
         dummy = np.zeros((len(inputs), *dataset.y_train.shape[1:]), dataset.y_train.dtype)
         data = make_data(inputs.astype(dataset.x_train.dtype), dummy)
         return predict(draws, jax.device_put(data)).flat_outputs
 
-    targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset)
+    targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset.form)
     if dataset.task == "regression" and dataset.x_train.shape[1:] == (1,) == targets.shape[1:]:
         grid = grid_axis(dataset.x_train, GRID_POINTS)
         predictive.predictive_panel(

@@ -15,7 +15,10 @@ from haiku_posteriors.utils.files import read_arrays, read_json, readable
 T = TypeVar("T")
 
 # Flags that decide which rows were trained and tested on.
-DATA_FLAGS = ("dataset_name", "subset_train_to", "standardize", "task")
+DATA_FLAGS = (
+    *("dataset_name", "subset_train_to", "standardize", "task", "inputs"),
+    *("target", "split", "split_seed", "categorical", "ignore"),
+)
 # Flags that decide which posterior these rows give.
 POSTERIOR_FLAGS = (
     *("model_name", "likelihood", "noise_std", "learn_noise", "weight_decay", "prior_family"),

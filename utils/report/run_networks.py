@@ -71,19 +71,19 @@ def predictor_of_run(log_joint: LogJoint, dataset: Dataset, draws: Params) -> Pr
 
     It is compiled once for each number of rows.
     """
-    predict = ensemble_utils.make_predictor(log_joint, dataset)
+    predict = ensemble_utils.make_predictor(log_joint, dataset.form)
 
     def predictor(inputs: np.ndarray, targets: np.ndarray | None) -> Predictions:
         known = targets is not None
         if targets is None:  # the program needs some
-            targets = np.zeros((len(inputs), *dataset.y_train.shape[1:]), dataset.y_train.dtype)
+            targets = dataset.form.empty_targets(len(inputs))
         data = make_data(inputs.astype(dataset.x_train.dtype), targets)
         found = predict(draws, jax.device_put(data))
         return Predictions(
             dataset.task,
             found.outputs,
             found.log_likelihoods if known else None,
-            ensemble_utils.targets_in_original_units(targets, dataset) if known else None,
+            ensemble_utils.targets_in_original_units(targets, dataset.form) if known else None,
         )
 
     return predictor

@@ -1,20 +1,18 @@
 """What a run says of itself in numbers: summary.json and the last table."""
 
-import importlib.metadata
 import pathlib
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 from tabulate import tabulate
 
+from haiku_posteriors.core.judging import metrics
 from haiku_posteriors.utils import files
+from haiku_posteriors.utils.report import problem_files
 from haiku_posteriors.utils.train_utils import RunResult
-from haiku_posteriors.version import __version__
-
-PACKAGES = ("jax", "jaxlib", "dm-haiku", "optax", "numpy")
 
 
 def write(directory: pathlib.Path, result: RunResult, facts: Mapping[str, Any]) -> None:
@@ -30,10 +28,26 @@ def write(directory: pathlib.Path, result: RunResult, facts: Mapping[str, Any]) 
         "seconds": result.seconds,
         "peak_memory_bytes": _peak_memory(),
         "device": {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
-        "versions": {package: importlib.metadata.version(package) for package in PACKAGES}
-        | {"haiku-posteriors": __version__, "python": sys.version.split()[0]},
+        "versions": problem_files.versions(),
     }
     files.write_json(directory / "summary.json", content)
+
+
+def metrics_by_target(result: RunResult, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Test metrics of every target, where there are several; `names` may be empty."""
+    predictions = result.test_predictions
+    if predictions.task != "regression" or predictions.outputs.shape[-1] == 2:
+        return {}
+    found = metrics.by_target(predictions)
+    names = names or [f"target_{index}" for index in range(len(found))]
+    return dict(zip(names, found, strict=True))
+
+
+def table_by_target(by_target: Mapping[str, Mapping[str, float]]) -> str:
+    """The same for the terminal."""
+    metric_names = next(iter(by_target.values()))
+    rows = [[metric, *(by_target[name][metric] for name in by_target)] for metric in metric_names]
+    return tabulate(rows, ["test", *by_target], floatfmt=".4g")
 
 
 def table(result: RunResult) -> str:

@@ -105,7 +105,9 @@ def evaluate(
     shifted: list[ShiftResult] = []
     left_out: list[str] = []
     if np.issubdtype(dataset.x_test.dtype, np.floating):
-        space, values = shifts.input_space(dataset, problem.data_dir, problem.task)
+        space, values = shifts.input_space(
+            dataset, problem.data_dir, problem.task, problem.table_options
+        )
         if foreign_sets is None:
             foreign_sets = shifts.FOREIGN_SETS.get(dataset.name, ())
         foreign, left_out = _foreign_scores(

@@ -41,7 +41,7 @@ def pretrain(
     state, sign = program.init(jax.vmap(log_joint.init)(keys)), Sign(say)
     pieces = np.unique(np.linspace(0, num_epochs, PIECES + 1).astype(int)).tolist()
     for first, last in itertools.pairwise(pieces):
-        state, info, finite = program.run(state, data, first, last)
+        state, info, finite, _ = program.run(state, data, first, last)
         if not finite:
             raise DivergedError(
                 "Pretraining met a number that is not finite; lower init_step_size."

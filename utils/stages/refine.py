@@ -69,7 +69,7 @@ def refine(
         say(f"Refinement: a pilot of {PILOT_ITERATIONS} transitions of {len(some)} draws ...")
         sign = Sign(say)
         for iteration in range(PILOT_ITERATIONS):
-            state, info, _ = program.run(state, data, iteration, iteration + 1)
+            state, info, *_ = program.run(state, data, iteration, iteration + 1)
             jax.block_until_ready(state)
             sign(f"Refinement: transition {iteration + 1} of the pilot ...")
         step_size = float(np.median(state.step_size))
@@ -90,12 +90,12 @@ def refine(
     say(f"Refinement: compiling, then {num_iterations} transition(s) of {total} draws ...")
     state = program.init(flat)
     for iteration in range(num_iterations):
-        state, info, _ = program.run(state, data, iteration, iteration + 1)
+        state, info, *_ = program.run(state, data, iteration, iteration + 1)
         say(
             f"Refinement {iteration + 1}/{num_iterations}: log-joint "
             f"{np.mean(info['log_joint']):.6g}, acceptance "
             f"{np.mean(info['acceptance_probability']):.2f}, "
             f"divergences {int(np.sum(info['divergent']))} of {total}."
         )
-    moved = devices.to_host(state.params)
+    moved = devices.to_host(state.position.params)
     return jax.tree.map(lambda leaf: leaf.reshape(*leading, *leaf.shape[1:]), moved)

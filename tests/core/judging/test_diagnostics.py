@@ -159,12 +159,27 @@ def test_verdict_of_a_good_run(good_predictions):
         ({"acceptance": [0.8, 0.8, 0.8, 0.1]}, "accepts only 10%.*lower step_size"),
         ({"acceptance": [0.8, 0.8, 0.8, np.nan]}, "accepts only nan"),
         ({"energy_bfmi": [1.0, 0.2, 1.0, 1.0]}, "E-BFMI is 0.20"),
+        ({"lost": [1, 3]}, "Of 4 chains these stand still: 1, 3"),
+        ({"num_divergent": 1, "smaller_steps": "walk"}, "may be missing: walk"),
     ],
 )
 def test_verdict_names_what_is_wrong(good_predictions, change, sentence):
     result = verdict(good_predictions, **(GOOD | change))
     assert not result.converged and len(result.problems) == 1
     assert re.search(sentence, result.problems[0])
+
+
+def test_unadjusted_chains_are_not_judged_by_acceptance(good_predictions):
+    settings = GOOD | {"acceptance": None, "energy_bfmi": None}
+    assert verdict(good_predictions, **settings) == (True, (), ())
+
+
+def test_chains_that_stand_still_are_found():
+    """One accepts nothing, one steps by nearly 0, one does both at times, one is well."""
+    accepted, reach = np.ones((4, 10)), np.ones((4, 10))
+    accepted[0], reach[1] = 0, 1e-7
+    accepted[2, :5], reach[2, 5:9] = 0, 1e-7
+    assert diagnostics.lost_chains(accepted, reach).tolist() == [0, 1]
 
 
 def test_verdict_on_mixing():

@@ -7,6 +7,7 @@ import pytest
 from data_checks import assert_standardized, original, random_images, refused
 
 from haiku_posteriors.utils import data_utils
+from haiku_posteriors.utils.datasets.own_tables import TableOptions
 
 
 @pytest.fixture
@@ -62,9 +63,14 @@ def test_own_input_types(own):
     plain = data_utils.load(own(x_train=images, x_test=tests), standardize=False)
     np.testing.assert_allclose(plain.x_train[..., 0], images / 255, rtol=1e-6)
     tokens = np.arange(60).reshape(20, 3)
-    data = data_utils.load(own(x_train=tokens, x_test=tokens[:8]))
+    as_tokens = TableOptions(inputs="tokens")
+    data = data_utils.load(own(x_train=tokens, x_test=tokens[:8]), table=as_tokens)
     assert data.x_train.dtype == np.int32
     np.testing.assert_array_equal(data.x_train, tokens)
+    # Integers are features like any other numbers unless they are said to be tokens.
+    data = data_utils.load(own(x_train=tokens - 30, x_test=tokens[:8]))
+    assert data.x_train.dtype == np.float32
+    assert_standardized(data.x_train)
     floats = np.random.default_rng(2).normal(4, 2, (20, 6, 6, 2))
     assert_standardized(data_utils.load(own(x_train=floats, x_test=floats[:8])).x_train, axis=None)
 
@@ -86,12 +92,27 @@ def test_own_input_types(own):
         ({"y_train": np.eye(20, 4, dtype=int)}, "one class label per row"),
         ({"y_train": np.zeros((20, 2)), "y_test": np.zeros(8)}, "(rows, targets)"),
         ({"x_train": np.full((20, 3), "a")}, "real numbers"),
-        ({"x_train": np.full((20, 3), -1), "x_test": np.zeros((8, 3), int)}, "cannot be tokens"),
+        ({"y_train": np.arange(20) % 4.0}, "4 different whole numbers as targets, in floats"),
     ],
 )
 def test_wrong_own_files_are_refused(own, changes, fragment):
     with refused("own.npz", fragment):
         data_utils.load(own(**changes))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "changes", "fragment"),
+    [
+        ("tokens", {"x_train": np.full((20, 3), -1)}, "cannot be tokens"),
+        ("tokens", {}, "cannot be tokens"),
+        ("images", {}, "no images: these are bytes"),
+        ("token", {}, "Did you mean 'tokens'"),
+    ],
+)
+def test_inputs_that_are_not_what_they_are_said_to_be(own, inputs, changes, fragment):
+    path = own(x_test=np.zeros((8, 3), int), **changes)
+    with refused(fragment):
+        data_utils.load(path, table=TableOptions(inputs=inputs))
 
 
 def test_files_that_are_no_archives_are_refused(own, tmp_path):

@@ -1,0 +1,196 @@
+"""Microcanonical (isokinetic) dynamics on a log-joint: a speed that never changes.
+
+    dz/dt = v,    dv/dt = D / (D - 1) (1 - v v' / D) grad log p,    |v|^2 = D,
+
+for D random parameters w in the coordinates z = w / s, with s^2 the inverse masses. A gradient
+turns the velocity and never makes it longer, so that steep places do not throw a chain out. With
+directions refreshed by noise, z has the density p (Robnik, De Luca, Silverstein & Seljak 2022,
+arXiv 2212.08549). In the papers |v| is 1 and time is path length; with |v|^2 = D, a step size and a
+trajectory's length mean what they mean in `core.hamiltonian`, to which this tends as D grows.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from haiku_posteriors.core import trees
+from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.hamiltonian import (
+    Position,
+    Progress,
+    largest_over_chains,
+    tell_progress,
+)
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.trees import Params
+
+
+class Path(NamedTuple):
+    """Where a trajectory ends, and what it did to the energy.
+
+    Attributes:
+      position: the end, with the gradient there.
+      velocity: there, in the structure of the random parameters.
+      kinetic_change: the sum over kicks of -log |their Jacobian|, so that the energy's change is
+        kinetic_change - (log p at the end - log p at the start).
+      squared_errors: the sum over steps of the square of that change in each.
+    """
+
+    position: Position
+    velocity: Params
+    kinetic_change: jax.Array
+    squared_errors: jax.Array
+
+
+def random_velocity(rng_key: jax.Array, random: Params) -> Params:
+    """A velocity in a uniform direction, of length sqrt(D), in the structure of `random`."""
+    return _to_speed(trees.normal_like(rng_key, random))
+
+
+def refresh(rng_key: jax.Array, velocity: Params, amount: jax.Array) -> Params:
+    """v <- sqrt(D) (v + amount * noise) / |v + amount * noise|, with standard normal noise.
+
+    The density of the new direction given the old one depends on the angle between them alone: the
+    step is reversible with respect to the uniform distribution (arXiv 2303.18221, equation 12 has
+    amount^2 = exp(2 e / L) - 1).
+    """
+    noise = trees.normal_like(rng_key, velocity)
+    return _to_speed(jax.tree.map(lambda v, n: v + amount * n, velocity, noise))
+
+
+def kick(velocity: Params, gradient: Params, time: jax.Array) -> tuple[Params, jax.Array]:
+    """The exact flow of the velocity at a fixed gradient, and -log of its Jacobian determinant.
+
+        u <- (u + n (sinh d + c (cosh d - 1))) / (cosh d + c sinh d),    u = v / sqrt(D),
+        kinetic change = (D - 1) log(cosh d + c sinh d),
+
+    with n the gradient's direction, c = n'u and d = time sqrt(D) |gradient| / (D - 1). Written in
+    exp(-d), which neither overflows at a huge d nor loses the digits of a tiny one.
+
+    Args:
+      velocity: of length sqrt(D).
+      gradient: of the log-joint by z, in the same structure.
+      time: scalar, positive or 0.
+
+    Returns:
+      The new velocity, of the same length, and a scalar.
+    """
+    num_dimensions = trees.size(velocity)
+    root = math.sqrt(num_dimensions)
+    norm = _norm(gradient)
+    safe_norm = jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)
+    along = trees.total(jax.tree.map(lambda v, g: v * (g / safe_norm), velocity, gradient)) / root
+    # A velocity straight against the gradient stays so for ever in exact arithmetic. Within
+    # rounding it is taken for one that turns.
+    cosine = jnp.clip(along, jnp.finfo(norm.dtype).eps - 1, 1.0)
+    angle = time * norm * (root / (num_dimensions - 1))
+    decay = jnp.exp(-angle)
+    lost = -jnp.expm1(-angle)
+    size = 1 + cosine + (1 - cosine) * decay**2  # (cosh d + c sinh d) 2 exp(-d)
+    keep, turn = 2 * decay / size, root * lost * (1 + decay + cosine * lost) / size
+    turned = jax.tree.map(lambda v, g: keep * v + turn * (g / safe_norm), velocity, gradient)
+    # cosh d + c sinh d - 1 has no digits left in the other form where d is small.
+    small = jnp.minimum(angle, 1.0)
+    growth = 2 * jnp.sinh(small / 2) ** 2 + cosine * jnp.sinh(small)
+    log_size = jnp.where(angle < 1, jnp.log1p(growth), angle + jnp.log(size / 2))
+    return _to_speed(turned), (num_dimensions - 1) * log_size
+
+
+def trajectory(
+    rng_key: jax.Array,
+    log_joint: LogJoint,
+    position: Position,
+    velocity: Params,
+    data: Data,
+    *,
+    step_size: jax.Array,
+    inverse_mass: Params,
+    num_steps: jax.Array,
+    decoherence_length: float | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Steps of a kick of e/2, a drift of e and a kick of e/2, the velocity refreshed between them.
+
+        drift e:  w <- w + e s v,        kick and refresh:  see there
+
+    Without refreshment it is deterministic, and run backwards (from the end, with the velocity
+    turned round) it returns to its start. With refreshment, every path is as likely as the same one
+    backwards, but for the kicks' Jacobians: the change of energy is the same in both cases.
+    The first gradient is known from the trajectory before, as in `core.hamiltonian.leapfrog`.
+
+    Args:
+      rng_key: of this trajectory alone.
+      log_joint: the target.
+      position: see `core.hamiltonian.start`.
+      velocity: of length sqrt(D), in the structure of the random parameters.
+      data: the whole data set.
+      step_size: e, a scalar.
+      inverse_mass: s^2, in the structure of the random parameters, or broadcast to it.
+      num_steps: an integer scalar.
+      decoherence_length: L, after which a velocity is forgotten by noise; infinite if None.
+      progress: see `core.hmc.hmc`.
+
+    Returns:
+      The end; after as many gradients as steps.
+    """
+    random, point_estimates = log_joint.partition(position.params)
+    scale = jax.tree.map(jnp.sqrt, inverse_mass)
+
+    def terms(moving: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        log_prior, log_likelihood = log_joint.terms(trees.merge(moving, point_estimates), data)
+        return log_prior + log_likelihood, (log_prior, log_likelihood)
+
+    def turn(velocity: Params, gradient: Params, time: jax.Array) -> tuple[Params, jax.Array]:
+        return kick(velocity, jax.tree.map(jnp.multiply, gradient, scale), time)
+
+    def body(index: jax.Array, carry: tuple) -> tuple:
+        random, velocity, _, kinetic, opening, squares, before = carry
+        # vmapped chains share the loop: one whose own steps are done stands still.
+        ends_step, begins_step = (index > 0) & (index <= num_steps), index < num_steps
+        drift = jnp.where(ends_step, step_size, 0.0)
+        random = jax.tree.map(lambda w, v, s: w + drift * s * v, random, velocity, scale)
+        (_, now), gradient = jax.value_and_grad(terms, has_aux=True)(random)
+        last = jnp.where(ends_step, step_size / 2, 0.0)
+        first = jnp.where(begins_step, step_size / 2, 0.0)
+        if decoherence_length is None:  # kicks by the same gradient are one
+            velocity, change = turn(velocity, gradient, last + first)
+            kinetic += change
+        else:
+            velocity, closing = turn(velocity, gradient, last)
+            # Prior and likelihood apart. Their sums resolve some 1e-7 of themselves, which is
+            # enough for an error that is itself a small part of sqrt(D).
+            gained = sum(jax.tree.leaves(jax.tree.map(jnp.subtract, now, before)))
+            squares += jnp.where(ends_step, (opening + closing - gained) ** 2, 0.0)
+            amount = jnp.sqrt(jnp.expm1(2 * step_size / decoherence_length))
+            refreshed = refresh(jax.random.fold_in(rng_key, index), velocity, amount)
+            velocity = trees.select(ends_step, refreshed, velocity)
+            velocity, opening = turn(velocity, gradient, first)
+            kinetic += closing + opening
+        tell_progress(progress, index)
+        return random, velocity, gradient, kinetic, opening, squares, now
+
+    longest = largest_over_chains(num_steps)
+    num_unknown = largest_over_chains((~position.is_gradient_known).astype(jnp.int32))
+    first = jnp.where(num_unknown == 0, step_size / 2, 0.0)
+    velocity, opening = turn(velocity, position.gradient, first)
+    start = (random, velocity, position.gradient, opening, opening, jnp.zeros_like(step_size))
+    random, velocity, gradient, kinetic, _, squares, _ = jax.lax.fori_loop(
+        1 - num_unknown, longest + 1, body, (*start, terms(random)[1])
+    )
+    end = Position(trees.merge(random, point_estimates), gradient, jnp.array(True))
+    return Path(end, velocity, kinetic, squares)
+
+
+def _to_speed(velocity: Params) -> Params:
+    """The same direction, with length sqrt(D)."""
+    factor = math.sqrt(trees.size(velocity)) / _norm(velocity)
+    return jax.tree.map(lambda v: factor * v, velocity)
+
+
+def _norm(tree: Params) -> jax.Array:
+    """The length of all values together, where their squares may over- or underflow."""
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(tree)]))
+    unit = jnp.maximum(largest, jnp.finfo(largest.dtype).tiny)
+    return unit * jnp.sqrt(trees.total(jax.tree.map(lambda leaf: (leaf / unit) ** 2, tree)))

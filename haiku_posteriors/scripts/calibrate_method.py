@@ -1,0 +1,1 @@
+../../calibrate_method.py

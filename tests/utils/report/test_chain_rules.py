@@ -1,0 +1,48 @@
+"""When chains have drawn enough: the verdict on the way, and what more draws cannot mend."""
+
+import numpy as np
+
+from haiku_posteriors.core.judging.predictions import Predictions
+from haiku_posteriors.utils.report.chain_diagnostics import ChainRules
+
+CHAINS, BURN_IN = 4, 50
+
+
+def chains(num_draws, shift=0.0, num_divergent=0):
+    """Predictions and history of independent draws; the first chain is `shift` deviations off."""
+    random = np.random.default_rng(0)
+    outputs = random.normal(size=(CHAINS, num_draws, 10, 2))
+    outputs[0] += shift
+    total = BURN_IN + num_draws
+    history = {
+        "log_joint": random.normal(size=(CHAINS, total)),
+        "energy": random.normal(size=(CHAINS, total)),
+        "acceptance_probability": np.full((CHAINS, total), 0.9),
+        "accepted": random.uniform(size=(CHAINS, total)) < 0.9,
+        "num_leapfrog_steps": np.full((CHAINS, total), 10.0),
+        "step_size": np.full((CHAINS, total), 0.1),
+        "divergent": np.zeros((CHAINS, total)),
+    }
+    history["divergent"][0, :BURN_IN] = 1  # of burn-in, which does not count
+    history["divergent"][1, BURN_IN : BURN_IN + num_divergent] = 1
+    return Predictions("regression", outputs), history
+
+
+def is_enough(*arguments, **settings):
+    return ChainRules(BURN_IN, length=1.0).enough().is_enough(*chains(*arguments, **settings))
+
+
+def test_good_chains_are_enough_and_others_go_on():
+    assert is_enough(400)
+    assert not is_enough(40)  # too few draws
+    assert not is_enough(400, shift=1.0)
+
+
+def test_a_spoilt_run_does_not_go_on_for_ever():
+    assert not is_enough(400, num_divergent=1)
+    assert is_enough(800, num_divergent=1)
+
+
+def test_when_it_is_asked():
+    is_asked = ChainRules(BURN_IN, length=1.0).enough().is_asked
+    assert [done for done in range(1, 1060) if is_asked(done)] == [450, 650, 850, 1050]

@@ -1,0 +1,215 @@
+"""The part of the scikit-learn estimators that does not depend on the task: fit, save, restore."""
+
+import dataclasses
+import json
+import pathlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.judging.predictions import evenly
+from haiku_posteriors.core.judging.predictive import Predictive
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import checkpoint_utils, data_utils, files, models, problem
+from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.datasets.forms import Column
+from haiku_posteriors.utils.draws import DrawStore, draws_per_block
+from haiku_posteriors.utils.plans import Plan, Wishes, make_plan
+from haiku_posteriors.utils.problem import Problem
+from haiku_posteriors.utils.report import problem_files
+from haiku_posteriors.utils.report.loaded_runs import LoadedRun
+from haiku_posteriors.utils.report.problem_files import StoredProblem
+from haiku_posteriors.utils.train_utils import Run
+
+Network = Callable[..., jax.Array]
+
+DEFAULT_NETWORK = "mlp_regression_small"  # one hidden layer of 50
+ROWS_WATCHED = 200  # training rows at which chains are diagnosed
+FILE_NAME = "estimator.json"
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class PosteriorEstimator(BaseEstimator):
+    """What both estimators share; `PosteriorRegressor` tells of the parameters."""
+
+    method: str = "hmc"
+    network: str | Network | None = None
+    _: dataclasses.KW_ONLY
+    weight_decay: float = 1.0
+    temperature: float = 1.0
+    num_steps: int | None = None
+    num_burn_in: int | None = None
+    num_chains: int | None = None
+    num_draws: int | None = None
+    step_size: float | None = None
+    batch_size: int | None = None
+    options: Mapping[str, Any] | None = None
+    standardize: bool = True
+    random_state: int | np.random.RandomState | None = 0
+    verbose: bool = False
+
+    _task: ClassVar[str]
+
+    def _fit(self, x: np.ndarray, y: np.ndarray, classes: tuple[str, ...] = ()) -> Self:
+        """Fits to checked arrays; labels are 0 to K - 1."""
+        dataset = self._dataset(x, y, classes)
+        name = self.network or DEFAULT_NETWORK
+        described = self._problem(getattr(name, "__name__", str(name)), dataset)
+        log_joint = problem.build_log_joint(described, dataset.form, name)
+        plan = self._plan(log_joint, len(x))
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        run = Run(
+            log_joint,
+            dataset,
+            plan.method,
+            num_steps=plan.num_steps,
+            num_chains=plan.num_chains,
+            seed=seed,
+            eval_freq=plan.num_steps,
+            save_freq=plan.num_steps,
+            collects=plan.collects,
+            num_draws=plan.num_draws,
+            keep_history=plan.keep_history,
+            enough=plan.enough,
+            unit="step",
+            quiet=not self.verbose,
+        )
+        result = run.finish()
+        self.draws_ = result.draws
+        self.train_metrics_ = result.train_metrics
+        self.diagnostics_ = plan.diagnose(result) if plan.diagnose else {}
+        at_once = min(plan.num_draws, draws_per_block(log_joint.shapes, plan.num_chains))
+        self._keep(
+            StoredProblem(
+                *(described, dataset.form, plan.num_chains, at_once),
+                *(len(dataset.x_test), models.source_of(name)),
+            ),
+            log_joint,
+        )
+        if self.diagnostics_.get("converged") is False:
+            problems = " ".join(self.diagnostics_["problems"])
+            warnings.warn(f"Not converged. {problems}", ConvergenceWarning, stacklevel=3)
+        return self
+
+    def _dataset(self, x: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Dataset:
+        few = evenly(len(x), ROWS_WATCHED)
+        dataset = data_utils.from_arrays(
+            *(x, y, x[few], y[few]),
+            task=self._task,
+            inputs="features",
+            standardize=self.standardize,
+        )
+        form = dataset.form._replace(classes=classes)
+        if hasattr(self, "feature_names_in_"):
+            columns = tuple(Column(str(name)) for name in self.feature_names_in_)
+            form = form._replace(inputs=form.inputs._replace(columns=columns))
+        return dataset._replace(form=form)
+
+    def _problem(self, model_name: str, dataset: Dataset) -> Problem:
+        described = Problem(
+            dataset_name="arrays",
+            task=self._task,
+            model_name=model_name,
+            standardize=self.standardize,
+            weight_decay=self.weight_decay,
+            temperature=self.temperature,
+            **self._likelihood(),
+        )
+        return problem.complete(described, dataset.form)
+
+    def _likelihood(self) -> dict[str, Any]:
+        return {"likelihood": "categorical"}
+
+    def _plan(self, log_joint: LogJoint, num_rows: int) -> Plan:
+        wishes = Wishes(**{name: getattr(self, name) for name in Wishes._fields})
+        return make_plan(self.method, log_joint, num_rows, wishes)
+
+    def _keep(self, stored: StoredProblem, log_joint: LogJoint) -> None:
+        store = DrawStore(None, log_joint.shapes, 0)
+        store.append(self.draws_)
+        draws_per_chain = jax.tree.leaves(self.draws_)[0].shape[1]
+        self._run = LoadedRun(stored, log_joint, store, draws_per_chain)
+
+    def predictive(self, X: ArrayLike) -> Predictive:
+        """The whole predictive distribution of rows, see `core.judging.predictive.Predictive`."""
+        check_is_fitted(self)
+        return self._run.predict(validate_data(self, X, reset=False))
+
+    def sample_functions(self, X: ArrayLike, num_functions: int) -> np.ndarray:
+        """The network's function in some draws, (functions, rows, targets or classes)."""
+        check_is_fitted(self)
+        return self._run.sample_functions(validate_data(self, X, reset=False), num_functions)
+
+    def _mean_log_density(self, x: ArrayLike, y: ArrayLike) -> float:
+        check_is_fitted(self)
+        return -self._run.evaluate(validate_data(self, x, reset=False), y)["nll"]
+
+    def save(self, directory: str | pathlib.Path) -> None:
+        """Writes all that `load` needs into a new or empty folder; nothing is pickled."""
+        check_is_fitted(self)
+        folder = pathlib.Path(directory).expanduser()
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} is not an empty folder; save into another one.")
+        params = self.get_params(deep=False)
+        if callable(self.network):
+            params["network"] = None  # `load` is given it
+        if not isinstance(self.random_state, int | None):
+            params["random_state"] = None
+        content = {
+            "estimator": type(self).__name__,
+            "params": params,
+            "fitted": self._fitted_values(),
+        }
+        try:
+            json.dumps(content)
+        except TypeError as error:
+            raise UserError(
+                f"Parameters that are no plain values cannot be saved: {error}."
+            ) from error
+        checkpoint_utils.save_draws(folder / "draws", 0, self.draws_)
+        problem_files.write(folder, self._run.stored)
+        files.write_json(folder / FILE_NAME, content)
+
+    def _fitted_values(self) -> dict[str, Any]:
+        values = {
+            "n_features_in_": self.n_features_in_,
+            "diagnostics_": self.diagnostics_,
+            "train_metrics_": self.train_metrics_,
+        }
+        if hasattr(self, "feature_names_in_"):
+            values["feature_names_in_"] = self.feature_names_in_.tolist()
+        return values
+
+    def restore(self, values: Mapping[str, Any], run: LoadedRun, draws: Params) -> Self:
+        """Takes what `fit` would have found: `values` of estimator.json, the run and its draws."""
+        for name, value in values.items():
+            if name == "feature_names_in_":
+                value = np.asarray(value, object)
+            setattr(self, name, np.asarray(value) if name == "classes_" else value)
+        self.draws_ = draws
+        self._keep(run.stored, run.log_joint)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without compiled programs, which `__setstate__` makes again."""
+        state = {**super().__getstate__()}
+        if "_run" in state:
+            state["_run"] = state["_run"].stored
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `__getstate__`."""
+        super().__setstate__({**state})
+        if "_run" in state:
+            stored, network = state["_run"], self.network or DEFAULT_NETWORK
+            self._keep(stored, problem.build_log_joint(stored.problem, stored.form, network))

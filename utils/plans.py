@@ -1,0 +1,267 @@
+"""How the loop runs each method where nobody sets its flags: the table behind the estimators.
+
+A plan is a method with its numbers of chains, steps and draws. What is not asked for follows from
+the data: approximations and optimizers make a number of updates, whatever the number of rows.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+
+from haiku_posteriors.core import dropout, hmc, mclmc, sgd, sgmcmc, trees, vi
+from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.core.implicit import implicit_vi
+from haiku_posteriors.core.judging.diagnostics import Convergence
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Method
+from haiku_posteriors.utils import optim_utils
+from haiku_posteriors.utils.report import chain_diagnostics
+from haiku_posteriors.utils.report.chain_diagnostics import ChainRules
+from haiku_posteriors.utils.settings import MAX_ITERATIONS
+from haiku_posteriors.utils.train_utils import Enough, RunResult
+
+TRANSITIONS = MAX_ITERATIONS  # of chains that end by themselves, at most
+MAX_DRAW_BYTES = 10**9  # of these chains: their draws are in memory
+BATCH_SIZE = 80
+UPDATES = 5_000  # of an optimizer
+SAMPLER_UPDATES = 20_000  # of a stochastic gradient sampler, burn-in included
+
+
+class Wishes(NamedTuple):
+    """What is asked of a method; None leaves it to the plan.
+
+    Attributes:
+      num_steps: transitions of HMC, or epochs.
+      num_burn_in: steps before draws are kept, of samplers.
+      num_chains: chains, or members.
+      num_draws: draws of each chain or member to keep.
+      step_size: of leapfrog, of the optimizer, or of the stochastic gradient sampler.
+      batch_size: maximum rows per minibatch.
+      options: further arguments of the method's function in `core`.
+    """
+
+    num_steps: int | None = None
+    num_burn_in: int | None = None
+    num_chains: int | None = None
+    num_draws: int | None = None
+    step_size: float | None = None
+    batch_size: int | None = None
+    options: Mapping[str, Any] | None = None
+
+
+class Plan(NamedTuple):
+    """A method and how the loop runs it.
+
+    Attributes:
+      method: for one chain.
+      num_chains, num_steps, num_draws, collects, keep_history, enough: as in `Run`.
+      diagnose: what the chains of a result say of themselves; None where there are no chains.
+    """
+
+    method: Method
+    num_chains: int
+    num_steps: int
+    num_draws: int = 1
+    collects: Callable[[int], bool] | None = None
+    keep_history: bool = False
+    enough: Enough | None = None
+    diagnose: Callable[[RunResult], dict[str, Any]] | None = None
+
+
+def make_plan(name: str, log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
+    """The plan of a method of PLANS for data of so many rows."""
+    if name not in PLANS:
+        raise unknown_name("method", name, PLANS)
+    for field in ("num_steps", "num_chains", "num_draws", "batch_size"):
+        value = getattr(wishes, field)
+        if value is not None and value < 1:
+            raise UserError(f"{field} must be at least 1, not {value}.")
+    batch_size = min(wishes.batch_size or BATCH_SIZE, num_rows)
+    wishes = wishes._replace(batch_size=batch_size, options=wishes.options or {})
+    return PLANS[name](log_joint, num_rows, wishes)
+
+
+def _hmc(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
+    return _chains(hmc.hmc, log_joint, wishes, {"target_accept": 0.9}, is_adjusted=True)
+
+
+def _mclmc(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
+    # Adjusted, since nobody is there to read an estimate of the bias.
+    options = {"adjusted": True, "target_accept": 0.9, **(wishes.options or {})}
+    return _chains(mclmc.mclmc, log_joint, wishes, options, bool(options["adjusted"]))
+
+
+def _chains(
+    make: Callable[..., Method],
+    log_joint: LogJoint,
+    wishes: Wishes,
+    defaults: Mapping[str, Any],
+    is_adjusted: bool,
+) -> Plan:
+    """Chains that end when their verdict is converged, unless a number of steps is asked for."""
+    num_chains = wishes.num_chains or 4
+    bytes_per_step = 4 * trees.size(log_joint.shapes) * num_chains
+    most = min(TRANSITIONS, max(1000, MAX_DRAW_BYTES // bytes_per_step))
+    num_steps = wishes.num_steps or most
+    burn_in = _burn_in(wishes, num_steps, min(200, num_steps // 2))
+    period = _period(wishes, num_steps - burn_in, num_steps - burn_in)
+    options = {"trajectory_length": hmc.default_length(log_joint), **defaults}
+    options |= wishes.options or {}
+    rules = chain_diagnostics.ChainRules(burn_in, options["trajectory_length"], is_adjusted)
+    ends_by_itself = wishes.num_steps is None and wishes.num_draws is None
+    return Plan(
+        make(log_joint, step_size=wishes.step_size, num_burn_in=burn_in, **options),
+        num_chains,
+        num_steps,
+        collects=lambda done: sgmcmc.collects(done, burn_in, period),
+        keep_history=True,
+        enough=rules.enough() if ends_by_itself else None,
+        diagnose=lambda result: _diagnose_chains(result, rules),
+    )
+
+
+def _sghmc(log_joint: LogJoint, num_rows: int, wishes: Wishes, momentum_decay: float = 0.9) -> Plan:
+    batch_size, batches = _batches(num_rows, wishes)
+    num_steps = wishes.num_steps or -(-SAMPLER_UPDATES // batches)
+    burn_in = _burn_in(wishes, num_steps, num_steps // 3)
+    period = _period(wishes, num_steps - burn_in, 100)
+    preconditioner = sgmcmc.rmsprop(adaptation_steps=max(burn_in * batches, 1))
+    step_size = wishes.step_size or 1e-4
+    options = {"momentum_decay": momentum_decay, **(wishes.options or {})}
+    decay = options.pop("momentum_decay")
+    if decay:
+        sampler = sgmcmc.sghmc(step_size, decay, preconditioner)
+    else:
+        sampler = sgmcmc.sgld(step_size, preconditioner)
+    return Plan(
+        sgmcmc.sgmcmc(log_joint, sampler, batch_size, **options),
+        wishes.num_chains or 4,
+        num_steps,
+        collects=lambda done: sgmcmc.collects(done, burn_in, period),
+        diagnose=_diagnose_sampler,
+    )
+
+
+def _sgld(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
+    return _sghmc(log_joint, num_rows, wishes, momentum_decay=0.0)
+
+
+def _ensemble(log_joint: LogJoint, num_rows: int, wishes: Wishes, num_members: int = 10) -> Plan:
+    _refuse_burn_in(wishes)
+    if wishes.num_draws not in (None, 1):
+        raise UserError("A member of an ensemble is one draw: give num_chains, not num_draws.")
+    optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-2)
+    method = sgd.sgd(log_joint, optimizer, batch_size, **(wishes.options or {}))
+    return Plan(method, wishes.num_chains or num_members, num_steps)
+
+
+def _map(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
+    return _ensemble(log_joint, num_rows, wishes, num_members=1)
+
+
+def _mean_field(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
+    _refuse_burn_in(wishes)
+    optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-2)
+    options = {"sigma_init": 1e-2, **(wishes.options or {})}
+    method = vi.mean_field_vi(log_joint, optimizer, batch_size, **options)
+    return Plan(method, wishes.num_chains or 1, num_steps, wishes.num_draws or 100)
+
+
+def _mc_dropout(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
+    _refuse_burn_in(wishes)
+    optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-2)
+    options = {"optimizer": optimizer, "batch_size": batch_size, **(wishes.options or {})}
+    method = dropout.mc_dropout(log_joint, **options)
+    return Plan(method, wishes.num_chains or 1, num_steps, wishes.num_draws or 100)
+
+
+def _implicit(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
+    _refuse_burn_in(wishes)
+    optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-3)
+    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optimizer)  # as run_implicit.py
+    options = {"num_samples": 8, **(wishes.options or {})}
+    method = implicit_vi.implicit_vi(log_joint, optimizer, batch_size, **options)
+    return Plan(method, wishes.num_chains or 1, num_steps, wishes.num_draws or 100)
+
+
+# A method is one line here.
+PLANS: dict[str, Callable[[LogJoint, int, Wishes], Plan]] = {
+    "hmc": _hmc,
+    "mclmc": _mclmc,
+    "sghmc": _sghmc,
+    "sgld": _sgld,
+    "mean_field": _mean_field,
+    "mc_dropout": _mc_dropout,
+    "implicit": _implicit,
+    "ensemble": _ensemble,
+    "map": _map,
+}
+
+
+def _batches(num_rows: int, wishes: Wishes) -> tuple[int, int]:
+    assert wishes.batch_size is not None
+    return wishes.batch_size, num_minibatches(num_rows, wishes.batch_size)
+
+
+def _optimizer(
+    num_rows: int, wishes: Wishes, step_size: float
+) -> tuple[optax.GradientTransformation, int, int]:
+    batch_size, batches = _batches(num_rows, wishes)
+    num_steps = wishes.num_steps or -(-UPDATES // batches)
+    size = step_size if wishes.step_size is None else wishes.step_size
+    return optim_utils.make_optimizer("Adam", size, num_steps * batches), batch_size, num_steps
+
+
+def _burn_in(wishes: Wishes, num_steps: int, default: int) -> int:
+    burn_in = default if wishes.num_burn_in is None else wishes.num_burn_in
+    if not 0 <= burn_in < num_steps:
+        raise UserError(
+            f"num_burn_in must be at least 0 and below num_steps ({num_steps}), not {burn_in}."
+        )
+    return burn_in
+
+
+def _period(wishes: Wishes, num_steps: int, default: int) -> int:
+    """Steps between two draws, so that there are as many as asked for."""
+    wanted = wishes.num_draws or min(default, num_steps)
+    if wanted > num_steps:
+        raise UserError(f"{num_steps} steps after burn-in give no {wanted} draws of each chain.")
+    return num_steps // wanted
+
+
+def _refuse_burn_in(wishes: Wishes) -> None:
+    if wishes.num_burn_in is not None:
+        raise UserError("num_burn_in is for samplers; this method has no burn-in.")
+
+
+def _diagnose_sampler(result: RunResult) -> dict[str, Any]:
+    predictions, parameters = chain_diagnostics.diagnose(result)
+    return {"predictions": _extremes(predictions), "parameters": _extremes(parameters)}
+
+
+def _diagnose_chains(result: RunResult, rules: ChainRules) -> dict[str, Any]:
+    history = rules.after_burn_in(result.history)
+    predictions, parameters = chain_diagnostics.diagnose(result)
+    verdict = rules.verdict(predictions, history, parameters)
+    return {
+        "predictions": _extremes(predictions),
+        "parameters": _extremes(parameters),
+        "converged": verdict.converged,
+        "problems": list(verdict.problems),
+        "notes": list(verdict.notes),
+        "acceptance": history["acceptance_probability"].mean(axis=1).tolist(),
+        "divergent": int(history["divergent"].sum()),
+        "num_transitions": history["divergent"].shape[1],
+    }
+
+
+def _extremes(convergence: Convergence) -> dict[str, float]:
+    """Over the quantities that changed at all."""
+    return {
+        "largest_rhat": float(np.nanmax(convergence.rhat, initial=-np.inf)),
+        "smallest_bulk_ess": float(np.nanmin(convergence.bulk_ess, initial=np.inf)),
+        "smallest_tail_ess": float(np.nanmin(convergence.tail_ess, initial=np.inf)),
+    }
