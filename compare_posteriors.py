@@ -5,13 +5,15 @@ python compare_posteriors.py --reference=hmc_probs.csv.gz --candidates=ours.npz 
   --data_dir=path/to/data                                published class probabilities
 """
 
+import os
 import pathlib
+import time
 from collections.abc import Sequence
 
 import jax
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import script_utils, tasks
+from haiku_posteriors.utils import logging_utils, script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import comparison, prediction_files, run_folders
 from haiku_posteriors.utils.report.run_folders import OpenedRun
@@ -20,13 +22,13 @@ from haiku_posteriors.utils.settings import Settings
 FLAGS = (
     Flag(
         "reference",
-        "string",
+        "path",
         None,
         "Run folder, or file of class probabilities (.csv, .csv.gz, .npz).",
     ),
     Flag(
         "candidates",
-        "strings",
+        "paths",
         [],
         "Run folders or files, separated by commas; may be given several times.",
     ),
@@ -36,8 +38,8 @@ FLAGS = (
         None,
         "For files of probabilities: a file of test labels, or the name of a data set.",
     ),
-    Flag("data_dir", "string", None, "Folder with data files.", "the one of each run"),
-    Flag("dir", "string", "runs/comparison", "Folder of the report."),
+    Flag("data_dir", "path", None, "Folder with data files.", "the one of each run"),
+    Flag("dir", "path", None, "Folder of the report.", "a new one under runs/comparison"),
 )
 GROUPS = {"Comparison": FLAGS}
 
@@ -61,7 +63,10 @@ def compare(
     if not reference:
         raise UserError("Give the run or file to measure against as --reference.")
     labels = prediction_files.read_labels(targets, data_dir) if targets else None
-    opened = [open_run_or_file(name) for name in (reference, *candidates)]
+    opened = []
+    for name in (reference, *candidates):
+        logging_utils.tell(f"Reading {name} ...")
+        opened.append(open_run_or_file(name))
     if run_folders.needs_float64(opened):
         jax.config.update("jax_enable_x64", True)
     if labels is None:
@@ -77,7 +82,7 @@ def compare(
 
 def open_run_or_file(name: str) -> OpenedRun:
     """Opens a run's folder, or a file of class probabilities."""
-    path = pathlib.Path(name).expanduser()
+    path = pathlib.Path(name)
     if not path.is_dir() and prediction_files.is_prediction_file(path):
         return prediction_files.open_predictions(path)
     return run_folders.open_run(path)
@@ -86,9 +91,9 @@ def open_run_or_file(name: str) -> OpenedRun:
 def run(settings: Settings) -> None:
     """Compares what the flags name."""
     tasks.show_if_asked(settings)
-    candidates = [name for group in settings.candidates for name in group.split(",") if name]
-    directory = pathlib.Path(settings.dir)
-    compare(settings.reference, candidates, settings.targets, settings.data_dir, directory)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    directory = pathlib.Path(settings.dir or f"runs/comparison/{stamp}_{os.getpid()}")
+    compare(settings.reference, settings.candidates, settings.targets, settings.data_dir, directory)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
+from haiku_posteriors.version import __version__
+
 SCRIPTS = pathlib.Path(__file__).resolve().parent
 REFERENCE = "hmc"
 # The longest first: two run at a time. A method is one line here.
@@ -79,9 +81,16 @@ def run_all(folder: pathlib.Path) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the script."""
-    folders = sys.argv[1:] if arguments is None else arguments
+    folders = list(sys.argv[1:] if arguments is None else arguments)
+    if folders in (["-h"], ["-help"], ["--help"]):
+        print((__doc__ or "").strip())
+        sys.exit(0)
+    if folders == ["--version"]:
+        print(f"haiku-posteriors {__version__}")
+        sys.exit(0)
     if len(folders) > 1 or any(folder.startswith("-") for folder in folders):
-        sys.exit("demo.py takes one argument at most: the folder of the runs.")
+        print("demo.py: takes one argument at most: the folder of the runs.", file=sys.stderr)
+        sys.exit(2)
     sys.exit(0 if run_all(pathlib.Path(*(folders or ["runs/demo"]))) else 1)
 
 

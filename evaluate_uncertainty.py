@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import jax
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import script_utils, tasks
+from haiku_posteriors.utils import files, script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import run_folders, uncertainty
 from haiku_posteriors.utils.settings import Settings
 
 FLAGS = (
-    Flag("runs", "list", [], "Folders of finished runs on the same data, separated by commas."),
+    Flag("runs", "paths", [], "Folders of finished runs on the same data, separated by commas."),
     Flag(
         "ood_sets",
         "list",
@@ -26,8 +26,8 @@ FLAGS = (
     ),
     Flag("num_draws", "integer", 50, "Maximum draws per run, evenly chosen.", lower_bound=1),
     Flag("num_rows", "integer", 1000, "Maximum rows per foreign or shifted set.", lower_bound=2),
-    Flag("data_dir", "string", None, "Folder with data files.", "the one of each run"),
-    Flag("dir", "string", None, "Folder of the report.", "'uncertainty' in the first run's folder"),
+    Flag("data_dir", "path", None, "Folder with data files.", "the one of each run"),
+    Flag("dir", "path", None, "Folder of the report.", "'uncertainty' in the first run's folder"),
 )
 GROUPS = {"Evaluation": FLAGS}
 
@@ -52,18 +52,20 @@ def evaluate(
     """
     if not runs:
         raise UserError("Give the folders of finished runs as --runs.")
-    opened = [run_folders.open_run(pathlib.Path(name).expanduser()) for name in runs]
+    opened = [run_folders.open_run(pathlib.Path(name)) for name in runs]
     for other in opened[1:]:
         run_folders.refuse_other_data(other, opened[0])
     if run_folders.needs_float64(opened):
         jax.config.update("jax_enable_x64", True)
+    directory = directory or opened[0].path / "uncertainty"
+    files.open_report(directory, uncertainty.PAGE)
     evaluations, notes = [], []
     for one in run_folders.distinct_names(opened):
         print(f"Evaluating {one.path} ...", flush=True)
         evaluation, sentences = uncertainty.evaluate(one, ood_sets, num_draws, num_rows, data_dir)
         evaluations.append(evaluation)
         notes += [sentence for sentence in sentences if sentence not in notes]
-    uncertainty.write(directory or opened[0].path / "uncertainty", evaluations, notes)
+    uncertainty.write(directory, evaluations, notes)
 
 
 def run(settings: Settings) -> None:

@@ -35,7 +35,7 @@ FLAGS = (
     *(
         Flag(
             f"checkpoint{number}",
-            "string",
+            "path",
             None,
             f"Run folder or .safetensors file of the point at {place}.",
         )
@@ -54,8 +54,8 @@ def split_name(name: str | None) -> tuple[pathlib.Path, int | None]:
         raise UserError("Three points are needed: checkpoint1, checkpoint2 and checkpoint3.")
     path, _, chain = name.rpartition("@")
     if path and chain.isdigit():
-        return pathlib.Path(path).expanduser(), int(chain)
-    return pathlib.Path(name).expanduser(), None
+        return pathlib.Path(path), int(chain)
+    return pathlib.Path(name), None
 
 
 def load_point(name: str, log_joint: LogJoint) -> Params:
@@ -124,7 +124,15 @@ def run(settings: Settings) -> None:
     )
     pictures = [directory / f"surface.{kind}" for kind in ("png", "pdf")[: 1 + settings.pdf]]
     for path in pictures:
-        draw_surfaces(path, surfaces, first, second, plane.points, plane.lengths)
+        draw_surfaces(
+            path,
+            surfaces,
+            first,
+            second,
+            plane.points,
+            plane.lengths,
+            [*map(files.readable, names)],
+        )
     print(f"Points at {plane.points.round(3).tolist()}, in units of {plane.lengths.round(3)}.")
     print(f"Pictures: {', '.join(map(str, pictures))}; numbers: {directory / 'surface.npz'}")
 

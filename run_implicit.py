@@ -36,15 +36,22 @@ from haiku_posteriors.utils.stages import generator_files, mixture, pretrain, re
 from haiku_posteriors.utils.tasks import Task
 
 GENERATOR = (
-    Flag("generator", "string", "auto", "'auto', or a YAML file as in configs/."),
+    Flag("generator", "path", "auto", "'auto', or a YAML file as in configs/."),
     Flag(
         "max_generator_parameters",
         "integer",
         None,
         "Maximum parameters of --generator=auto.",
         "by the network",
+        lower_bound=1,
     ),
-    Flag("noise_scale", "float", 1e-2, "Noise beside the generator; at the start if learned."),
+    Flag(
+        "noise_scale",
+        "float",
+        1e-2,
+        "Noise beside the generator; at the start if learned.",
+        above=0,
+    ),
     Flag("learn_noise_scale", "bool", True, "Learn the noise scale of every weight."),
 )
 OBJECTIVE = (
@@ -60,8 +67,8 @@ OBJECTIVE = (
     Flag("entropy_probes", "integer", 1, "Probes of lanczos for each draw.", lower_bound=1),
     Flag("entropy_warm_start", "bool", False, "singular_value: start from the last vectors."),
     Flag("num_samples", "integer", 8, "Draws of the latent per minibatch.", lower_bound=1),
-    Flag("entropy_weight", "float", 1.0, "Factor of the entropy; 1 for the ELBO."),
-    Flag("prior_weight", "float", 1.0, "Factor of the log-prior; 1 for the ELBO."),
+    Flag("entropy_weight", "float", 1.0, "Factor of the entropy; 1 for the ELBO.", lower_bound=0),
+    Flag("prior_weight", "float", 1.0, "Factor of the log-prior; 1 for the ELBO.", lower_bound=0),
     Flag(
         "annealing_epochs",
         "float",
@@ -69,8 +76,22 @@ OBJECTIVE = (
         "Epochs over which the likelihood's factor grows to 1.",
         lower_bound=0,
     ),
-    Flag("annealing_start", "float", 1e-3, "The likelihood's factor at first."),
-    Flag("clip_gradient", "float", 0.1, "Maximum norm of the gradient of ELBO / N; 0 for any."),
+    Flag(
+        "annealing_start",
+        "float",
+        1e-3,
+        "The likelihood's factor at first.",
+        above=0,
+        upper_bound=1,
+    ),
+    # A negative norm would turn the gradient around.
+    Flag(
+        "clip_gradient",
+        "float",
+        0.1,
+        "Maximum norm of the gradient of ELBO / N; 0 for any.",
+        lower_bound=0,
+    ),
 )
 START = (
     Flag(
@@ -80,13 +101,20 @@ START = (
         "Where the generator's draws begin.",
         choices=samplers.STARTS,
     ),
-    Flag("init_spread", "float", 0.02, "Spread of the first draws, relative to the weights."),
+    Flag(
+        "init_spread",
+        "float",
+        0.02,
+        "Spread of the first draws, relative to the weights.",
+        above=0,
+    ),
     Flag(
         "pretrain_epochs",
         "integer",
         None,
         "Epochs of MAP training before, unless a start is given.",
         "num_epochs / 4",
+        lower_bound=0,
     ),
     Flag(
         "pretrain_starts",
@@ -96,7 +124,7 @@ START = (
         BY_DATA,
         lower_bound=1,
     ),
-    Flag("vi_checkpoint", "string", None, "Folder of a run_vi.py run to start from."),
+    Flag("vi_checkpoint", "path", None, "Folder of a run_vi.py run to start from."),
 )
 DRAWS = (
     Flag("num_draws", "integer", 100, "Draws per member to predict with.", lower_bound=1),
@@ -123,8 +151,15 @@ DRAWS = (
         "HMC transitions by which each draw is moved.",
         lower_bound=0,
     ),
-    Flag("refine_step_size", "float", None, "Leapfrog step of these.", "adapted"),
-    Flag("refine_trajectory_len", "float", None, "Trajectory length of these.", "as in run_hmc.py"),
+    Flag("refine_step_size", "float", None, "Leapfrog step of these.", "adapted", above=0),
+    Flag(
+        "refine_trajectory_len",
+        "float",
+        None,
+        "Trajectory length of these.",
+        "as in run_hmc.py",
+        above=0,
+    ),
 )
 GROUPS = {
     **cmd_args_utils.PROBLEM,
@@ -228,7 +263,9 @@ def find_starts(task: Task, directory: pathlib.Path) -> Params | vi.VariationalP
     settings, log_joint = task.settings, task.log_joint
     members, starts = settings.num_members, settings.pretrain_starts
     if settings.init_checkpoint:
-        return checkpoint_utils.load_starts(settings.init_checkpoint, log_joint.shapes, members)
+        return checkpoint_utils.load_starts(
+            settings.init_checkpoint, log_joint.shapes, members, "num_members"
+        )
     if settings.vi_checkpoint:
         template = jax.eval_shape(
             jax.vmap(lambda key: vi.initial_variational(log_joint, log_joint.init(key))),
@@ -236,7 +273,7 @@ def find_starts(task: Task, directory: pathlib.Path) -> Params | vi.VariationalP
         )
         path = pathlib.Path(settings.vi_checkpoint)
         return checkpoint_utils.load_part(path, "variational", template)
-    resumed = any(directory.glob("checkpoints/*"))
+    resumed = checkpoint_utils.has_checkpoint(directory)
     if settings.start == "prior" or not settings.pretrain_epochs or resumed:
         return None
     print(

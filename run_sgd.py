@@ -29,7 +29,7 @@ def run(settings: Settings) -> None:
     num_rows = len(task.dataset.x_train)
     optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
     starts = checkpoint_utils.load_starts(
-        settings.init_checkpoint, log_joint.shapes, settings.num_members
+        settings.init_checkpoint, log_joint.shapes, settings.num_members, "num_members"
     )
     tasks.execute(
         task,

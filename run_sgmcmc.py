@@ -48,6 +48,7 @@ FLAGS = (
         None,
         "Step size after burn-in (constant schedule).",
         "as init_step_size",
+        above=0,
     ),
     Flag(
         "step_size_cycle_length_epochs",

@@ -33,11 +33,11 @@ FLAGS = (
     Flag("method", "enum", "vi", "What to fit.", choices=("vi", "mc_dropout", "map")),
     Flag("vi_ensemble_size", "integer", 20, "Draws to predict with.", lower_bound=1),
     Flag("num_members", "integer", 1, "Approximations from different starts.", lower_bound=1),
-    Flag("mean_init_checkpoint", "string", None, "The same as init_checkpoint."),
+    Flag("mean_init_checkpoint", "path", None, "The same as init_checkpoint."),
 )
 # Flags that one method alone reads: given to another, they would do nothing without a word.
 VI_FLAGS = (
-    Flag("vi_sigma_init", "float", None, "Standard deviation of q at the start.", BY_DATA),
+    Flag("vi_sigma_init", "float", None, "Standard deviation of q at the start.", BY_DATA, above=0),
     Flag(
         "vi_estimator",
         "enum",
@@ -70,7 +70,16 @@ VI_FLAGS = (
         choices=("None", *vi.PRIOR_SCALES),
     ),
 )
-DROPOUT_FLAGS = (Flag("dropout_rate", "float", 0.1, "Probability that a channel is dropped."),)
+DROPOUT_FLAGS = (
+    Flag(
+        "dropout_rate",
+        "float",
+        0.1,
+        "Probability that a channel is dropped.",
+        lower_bound=0,
+        below=1,
+    ),
+)
 GROUPS = {
     **cmd_args_utils.PROBLEM,
     "Training": cmd_args_utils.OPTIMIZER,
@@ -151,6 +160,7 @@ def run(settings: Settings) -> None:
         settings.mean_init_checkpoint or settings.init_checkpoint,
         task.log_joint.shapes,
         settings.num_members,
+        "num_members",
     )
     tasks.execute(
         task,

@@ -33,6 +33,7 @@ class Likelihood(NamedTuple):
       num_outputs: how many outputs the network must have.
       noise_std: own parameters -> the standard deviation of a Gaussian noise that is the same
         everywhere; None for other observation models.
+      prior_std: of every own parameter, around its value in `init`.
     """
 
     log_likelihood: Callable[[jax.Array, jax.Array, Params], jax.Array]
@@ -42,6 +43,7 @@ class Likelihood(NamedTuple):
     sample_prior: Callable[[jax.Array], Params]
     num_outputs: int
     noise_std: Callable[[Params], jax.Array] | None = None
+    prior_std: float = LOG_NOISE_PRIOR_STD
 
 
 def _no_parameters() -> Params:

@@ -6,10 +6,12 @@ With weights a_i = 1 this is the full-batch log-joint; with the weights that `co
 minibatch it is an unbiased estimate of it. Methods depend on this object only.
 """
 
+import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 
 import haiku as hk
 import jax
@@ -25,6 +27,8 @@ from haiku_posteriors.core.priors import Prior
 from haiku_posteriors.core.trees import Params
 
 Network = Callable[[jax.Array], jax.Array]
+
+MAX_REASON = 300  # letters of another program's error that are repeated in ours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +218,8 @@ def make_log_joint(
         raise UserError(f"num_microbatches must be at least 1, not {num_microbatches}.")
     example = jnp.asarray(example_inputs[:1])
     transformed = hk.transform_with_state(network)
-    shapes, state = jax.eval_shape(transformed.init, jax.random.key(0), example)
+    with _mistakes_told(example):
+        shapes, state = jax.eval_shape(transformed.init, jax.random.key(0), example)
     if jax.tree.leaves(state):
         raise UserError(
             "The network keeps non-trainable state "
@@ -238,7 +243,12 @@ def make_log_joint(
     log_joint = LogJoint(
         init, apply, prior, likelihood, temperature, num_microbatches, stochastic_params
     )
-    outputs = jax.eval_shape(apply, log_joint.shapes, example)
+    with _mistakes_told(example):
+        outputs = jax.eval_shape(apply, log_joint.shapes, example)
+    if not isinstance(outputs, jax.ShapeDtypeStruct):
+        raise UserError(f"The network gives a {type(outputs).__name__}, not one array.")
+    if not jax.tree.leaves(log_joint.shapes):
+        raise UserError("The network has no parameters, and so no posterior.")
     if outputs.shape != (1, likelihood.num_outputs):
         raise UserError(
             f"The likelihood needs network outputs of shape (rows, {likelihood.num_outputs}), "
@@ -246,6 +256,34 @@ def make_log_joint(
         )
     _check_pattern(stochastic_params, log_joint.shapes)
     return log_joint
+
+
+@contextlib.contextmanager
+def _mistakes_told(example: jax.Array) -> Iterator[None]:
+    """What a network raises while it is traced, as a sentence that says where."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # the user's function may fail in any way
+        if "PRNGKey" in str(error):  # Haiku's, of a function that has no key
+            raise UserError(
+                "The network draws random numbers (dropout inside it, for instance), with which it "
+                "is no function of its parameters; leave them out (run_vi.py --method=mc_dropout "
+                "adds dropout itself)."
+            ) from error
+        places = [
+            f"{frame.filename}, line {frame.lineno}"
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "site-packages" not in frame.filename and frame.filename != __file__
+        ]
+        where = f" ({places[-1]})" if places else ""
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"The network fails on inputs of shape (rows, "
+            f"{', '.join(map(str, example.shape[1:]))}) and type {example.dtype}{where}: "
+            f"{type(error).__name__}: {reason[:MAX_REASON]}"
+        ) from error
 
 
 def _check_pattern(pattern: str, shapes: Params) -> None:

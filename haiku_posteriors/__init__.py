@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from haiku_posteriors.utils.data_utils import from_arrays
     from haiku_posteriors.utils.data_utils import load as load_dataset
     from haiku_posteriors.utils.datasets.own_tables import TableOptions
+    from haiku_posteriors.utils.report.arviz_export import to_arviz
     from haiku_posteriors.utils.report.loaded_runs import load_run
     from haiku_posteriors.utils.train_utils import Run, RunResult
 
@@ -55,6 +56,7 @@ __all__ = [
     "sgd",
     "sgmcmc",
     "smc",
+    "to_arviz",
 ]
 
 # Where each name is defined, "module" or "module:name"; what type checkers read stands above.
@@ -82,6 +84,7 @@ _HOMES = {
     "sgd": "core.sgd:sgd",
     "sgmcmc": "core.sgmcmc:sgmcmc",
     "smc": "core.smc:smc",
+    "to_arviz": "utils.report.arviz_export:to_arviz",
 }
 
 

@@ -39,6 +39,13 @@ def write_run(path, problem, dataset, draws, outputs, log_likelihoods, *, draws_
         test_targets=targets,
         num_chains=np.array(chains),
     )
+    rows = len(dataset.y_train)
+    likelihoods = np.random.default_rng(len(outputs)).normal(-1, 0.3, (chains, per_chain, rows))
+    files.write_arrays(
+        path / "train_log_likelihoods.npz",
+        log_likelihoods=likelihoods.astype(np.float32),
+        draws=np.arange(per_chain),
+    )
     files.write_json(path / "flags.json", {"method": "synthetic", **dataclasses.asdict(problem)})
     summary = {
         "dataset": dataset.name,

@@ -4,6 +4,7 @@ What can be seen without a process of its own is tested in this one; a process c
 """
 
 import json
+import shlex
 import signal
 import sys
 import time
@@ -225,7 +226,11 @@ def test_killed_at_a_random_moment_and_resumed(script, whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "number",
+    [
+        signal.SIGINT,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP)),
+    ],
 )
 def test_interrupted_and_resumed(whole, tmp_path, number):
     directory = tmp_path / "interrupted"
@@ -235,8 +240,9 @@ def test_interrupted_and_resumed(whole, tmp_path, number):
     out, err = process.communicate(timeout=60)
     if process.returncode != 0:  # a fast machine may have finished first
         assert process.returncode == 128 + number, err
-        assert "the same command goes on from here" in out and "Traceback" not in err
-        assert not (directory / "summary.json").exists()
+        assert "Traceback" not in err and not (directory / "summary.json").exists()
+        python, *command = shlex.split(out.split("to go on: ")[1])
+        assert python == sys.executable and command == ["run_sgd.py", *flags]
     program.succeed("run_sgd.py", *flags)
     assert_same_outcome(directory, whole(run_sgd)[0])
 
@@ -259,7 +265,7 @@ def test_ctrl_c_in_a_long_trajectory_stops_within_seconds(tmp_path):
     out, err = process.communicate(timeout=60)
     assert time.monotonic() - sent < 15
     assert process.returncode == 130, err
-    assert "the same command goes on from here" in out
+    assert "to go on: " in out
     assert list(directory.glob("checkpoints/*.safetensors"))
 
 

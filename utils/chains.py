@@ -36,6 +36,7 @@ class Purposes(NamedTuple):
 MAIN = Purposes()
 WARM_START = Purposes(11, 12, 13, 14)  # a loop before the loop
 SIMULATE = 15  # data sets from the prior
+PRIOR_PREDICTIVE = 16
 
 
 def chain_key(seed: int, purpose: int, epoch: jax.Array | int, chain: jax.Array) -> jax.Array:

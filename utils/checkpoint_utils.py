@@ -94,6 +94,11 @@ def load_newest_checkpoint(
     return None
 
 
+def has_checkpoint(directory: pathlib.Path) -> bool:
+    """Whether a run's folder holds a state to go on from."""
+    return bool(_checkpoints(directory / "checkpoints"))
+
+
 def save_draws(directory: pathlib.Path, last_epoch: int, draws: Params) -> pathlib.Path:
     """Saves draws with leading axes (chain, draw), all taken up to `last_epoch`."""
     path = directory / f"epoch_{last_epoch:08d}.safetensors"
@@ -169,17 +174,23 @@ def load_params(path: pathlib.Path, template: Params) -> Params:
     return _fit(path, stacked, with_chains)
 
 
-def load_starts(path: str | None, template: Params, num_chains: int) -> Params | None:
+def load_starts(
+    path: str | None, template: Params, num_chains: int, flag: str = "num_chains"
+) -> Params | None:
     """Parameters for each chain to start from, (num_chains, ...); None when there is no path.
 
-    A file with one set of parameters starts every chain; otherwise there must be one per chain.
+    A file with one set of parameters starts every chain; otherwise there must be one per chain, and
+    `flag` is what sets their number.
     """
     if path is None:
         return None
     params = load_params(pathlib.Path(path), template)
     found = jax.tree.leaves(params)[0].shape[0]
     if found not in (1, num_chains):
-        raise UserError(f"{path} holds {found} sets of parameters, for {num_chains} chains.")
+        raise UserError(
+            f"{path} holds {found} sets of parameters, each to start one of {num_chains}: give "
+            f"--{flag}={found}."
+        )
     return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_chains, *leaf.shape[1:])), params)
 
 

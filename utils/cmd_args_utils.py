@@ -3,20 +3,27 @@
 `parse` turns arguments into `Settings`; no code below the scripts sees a flag.
 """
 
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from absl import flags
 from tabulate import tabulate
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.likelihoods import NAMES as LIKELIHOODS
 from haiku_posteriors.core.priors import FAMILIES
+from haiku_posteriors.utils import files
 from haiku_posteriors.utils.datasets.arrays import INPUT_KINDS
 from haiku_posteriors.utils.optim_utils import OPTIMIZERS
 from haiku_posteriors.utils.settings import FIXED, GIVEN, Settings
+
+# Beyond these a number or its square is not finite in float32, or is zero there.
+LARGEST_FLOAT, SMALLEST_FLOAT = 1e18, float(np.finfo(np.float32).tiny)
+LARGEST_INTEGER = 2**31 - 1  # counters are int32
 
 
 class Flag(NamedTuple):
@@ -25,12 +32,14 @@ class Flag(NamedTuple):
     Attributes:
       name: without dashes.
       kind: "float", "integer", "bool", "string", "enum", "list", "strings" (may be given several
-        times), or "alias" of the flag that `default` names.
+        times), "path", "paths" (separated by commas, may be given several times), or "alias" of the
+        flag that `default` names.
       default: None if it depends on other things.
       help: a sentence.
       by_default: what happens if it is not given, for flags whose default is None.
       choices: of an enum.
-      lower_bound: of a number.
+      lower_bound, upper_bound: of a number, themselves allowed.
+      above, below: of a number, themselves not allowed.
     """
 
     name: str
@@ -39,7 +48,10 @@ class Flag(NamedTuple):
     help: str
     by_default: str = ""
     choices: Sequence[str] = ()
-    lower_bound: int | None = None
+    lower_bound: float | None = None
+    upper_bound: float | None = None
+    above: float | None = None
+    below: float | None = None
 
 
 Groups = Mapping[str, Sequence[Flag]]  # by title, in the order of --help
@@ -54,8 +66,15 @@ DATA = (
         "<name>_<split>, openml:<number>, or a path to your own table (.csv, .tsv, .parquet) or "
         ".npz file (x_train, y_train, x_test, y_test, or x and y).",
     ),
-    Flag("data_dir", "string", None, "Folder with raw or prepared data files."),
-    Flag("subset_train_to", "integer", None, "Number of training rows to use.", "all"),
+    Flag("data_dir", "path", None, "Folder with raw or prepared data files."),
+    Flag(
+        "subset_train_to",
+        "integer",
+        None,
+        "Number of training rows to use.",
+        "all",
+        lower_bound=1,
+    ),
     Flag(
         "task",
         "enum",
@@ -94,7 +113,7 @@ MODEL = (
         "function of your own.",
         "chosen from the data",
     ),
-    Flag("weight_decay", "float", None, "Prior precision, 1 / prior variance.", BY_DATA),
+    Flag("weight_decay", "float", None, "Prior precision, 1 / prior variance.", BY_DATA, above=0),
     Flag("prior_family", "enum", "gaussian", "Family of the prior.", choices=tuple(FAMILIES)),
     Flag(
         "prior_group",
@@ -102,9 +121,16 @@ MODEL = (
         [],
         "REGEX=WEIGHT_DECAY for parameters whose names match; may be given several times.",
     ),
-    Flag("prior_mixture_weight", "float", 0.5, "scale_mixture: weight of the narrow part."),
-    Flag("prior_mixture_ratio", "float", 10.0, "scale_mixture: wide std over narrow std."),
-    Flag("prior_degrees_of_freedom", "float", 5.0, "student_t: degrees of freedom."),
+    Flag(
+        "prior_mixture_weight",
+        "float",
+        0.5,
+        "scale_mixture: weight of the narrow part.",
+        above=0,
+        below=1,
+    ),
+    Flag("prior_mixture_ratio", "float", 10.0, "scale_mixture: wide std over narrow std.", above=0),
+    Flag("prior_degrees_of_freedom", "float", 5.0, "student_t: degrees of freedom.", above=2),
     Flag(
         "likelihood",
         "enum",
@@ -113,7 +139,14 @@ MODEL = (
         "by task and network",
         choices=tuple(LIKELIHOODS),
     ),
-    Flag("noise_std", "float", None, "Gaussian noise, in the units the network sees.", "learned"),
+    Flag(
+        "noise_std",
+        "float",
+        None,
+        "Gaussian noise, in the units the network sees.",
+        "learned",
+        above=0,
+    ),
     Flag(
         "learn_noise",
         "bool",
@@ -122,20 +155,46 @@ MODEL = (
         "unless noise_std is given",
     ),
     Flag("stochastic_params", "string", "", "Regular expression: the random parameters; '': all."),
-    Flag("temperature", "float", 1.0, "Posterior temperature; divides the whole log-joint."),
+    Flag(
+        "temperature",
+        "float",
+        1.0,
+        "Posterior temperature; divides the whole log-joint.",
+        above=0,
+    ),
 )
 RUN = (
-    Flag("seed", "integer", 0, "Random seed; the whole run follows from it."),
-    Flag("dir", "string", None, "Folder of the run.", "a new one under runs/"),
+    # JAX's keys have 32 bits unless it computes in 64: larger seeds would be others' again.
+    Flag(
+        "seed",
+        "integer",
+        0,
+        "Random seed; the whole run follows from it.",
+        lower_bound=0,
+        upper_bound=2**32 - 1,
+    ),
+    Flag("dir", "path", None, "Folder of the run.", "a new one under runs/"),
     Flag(
         "init_checkpoint",
-        "string",
+        "path",
         None,
         "Run folder or .safetensors file with parameters to start from.",
     ),
-    Flag("num_microbatches", "integer", 1, "Pieces of a full-batch pass, to save memory."),
+    Flag(
+        "num_microbatches",
+        "integer",
+        1,
+        "Pieces of a full-batch pass, to save memory.",
+        lower_bound=1,
+    ),
     Flag("use_float64", "bool", False, "Compute in float64."),
-    Flag("tabulate_freq", "integer", 40, "Rows between two headers of the table."),
+    Flag(
+        "prior_predictive",
+        "bool",
+        False,
+        "Draw what the prior says of the data, before the run: prior_predictive.png.",
+    ),
+    Flag("tabulate_freq", "integer", 40, "Rows between two headers of the table.", lower_bound=1),
 )
 MINIBATCHES = (
     Flag(
@@ -144,12 +203,13 @@ MINIBATCHES = (
         None,
         "Initial step size, for the gradient of the summed log-joint.",
         BY_DATA,
+        above=0,
     ),
     Flag("num_epochs", "integer", None, "Passes over the data.", BY_DATA, lower_bound=1),
-    Flag("batch_size", "integer", None, "Maximum rows per minibatch.", BY_DATA),
+    Flag("batch_size", "integer", None, "Maximum rows per minibatch.", BY_DATA, lower_bound=1),
     Flag("eval_freq", "integer", None, "Epochs between evaluations.", BY_DATA, lower_bound=1),
     Flag("save_freq", "integer", None, "Epochs between checkpoints.", BY_DATA, lower_bound=1),
-    Flag("momentum_decay", "float", None, "Momentum decay.", BY_DATA),
+    Flag("momentum_decay", "float", None, "Momentum decay.", BY_DATA, lower_bound=0, below=1),
     Flag("momentum", "alias", "momentum_decay", "The same as momentum_decay."),
 )
 OPTIMIZER = (
@@ -238,9 +298,52 @@ def parse(groups: Groups, arguments: Sequence[str]) -> Settings:
         or (flag.default is None and values[flag.name].value is not None)
     }
     return Settings(
-        {flag.name: values[flag.name].value for flag in own},
+        {flag.name: _checked(flag, values[flag.name].value) for flag in own},
         {flag.name: GIVEN if flag.name in given else FIXED for flag in own},
     )
+
+
+def _checked(flag: Flag, value: Any) -> Any:
+    """The value with ~ in paths replaced; one that no run could use is refused here, at once."""
+    if value is None:
+        return None
+    if flag.kind in ("float", "integer"):
+        _check_number(flag, value)
+    if flag.kind == "path":
+        return str(files.expand(value, f"--{flag.name}"))
+    if flag.kind == "paths":
+        names = [name for group in value for name in group.split(",") if name]
+        return [str(files.expand(name, f"--{flag.name}")) for name in names]
+    return value
+
+
+def _check_number(flag: Flag, value: float) -> None:
+    low, high = flag.lower_bound, flag.upper_bound
+    if not (
+        math.isfinite(value)
+        and (low is None or value >= low)
+        and (high is None or value <= high)
+        and (flag.above is None or value > flag.above)
+        and (flag.below is None or value < flag.below)
+    ):
+        raise UserError(f"{flag.name} must be {_describe_range(flag)}, not {value}.")
+    largest = LARGEST_FLOAT if flag.kind == "float" else high or LARGEST_INTEGER
+    if abs(value) > largest or 0 < abs(value) < SMALLEST_FLOAT:
+        size = "small" if abs(value) < 1 else "large"
+        raise UserError(f"{flag.name} = {value} is too {size} to compute with.")
+
+
+def _describe_range(flag: Flag) -> str:
+    if flag.above == 0 and flag.below is None:
+        return "positive and finite"
+    bounds = {
+        "at least": flag.lower_bound,
+        "above": flag.above,
+        "at most": flag.upper_bound,
+        "below": flag.below,
+    }
+    words = [f"{word} {bound}" for word, bound in bounds.items() if bound is not None]
+    return " and ".join(words) or "a finite number"
 
 
 def _define(flag: Flag, values: flags.FlagValues) -> None:
@@ -249,14 +352,12 @@ def _define(flag: Flag, values: flags.FlagValues) -> None:
         "alias": lambda: flags.DEFINE_alias(name, default, flag_values=values),
         "bool": lambda: flags.DEFINE_bool(name, default, text, flag_values=values),
         "string": lambda: flags.DEFINE_string(name, default, text, flag_values=values),
+        "path": lambda: flags.DEFINE_string(name, default, text, flag_values=values),
+        "paths": lambda: flags.DEFINE_multi_string(name, default, text, flag_values=values),
         "list": lambda: flags.DEFINE_list(name, default, text, flag_values=values),
         "strings": lambda: flags.DEFINE_multi_string(name, default, text, flag_values=values),
-        "float": lambda: flags.DEFINE_float(
-            name, default, text, lower_bound=flag.lower_bound, flag_values=values
-        ),
-        "integer": lambda: flags.DEFINE_integer(
-            name, default, text, lower_bound=flag.lower_bound, flag_values=values
-        ),
+        "float": lambda: flags.DEFINE_float(name, default, text, flag_values=values),
+        "integer": lambda: flags.DEFINE_integer(name, default, text, flag_values=values),
         "enum": lambda: flags.DEFINE_enum(
             name, default, list(flag.choices), text, case_sensitive=False, flag_values=values
         ),

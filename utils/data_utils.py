@@ -24,6 +24,7 @@ from haiku_posteriors.utils.datasets.embedded import EMBEDDED_SETS
 from haiku_posteriors.utils.datasets.forms import DataForm, InputForm
 from haiku_posteriors.utils.datasets.own_tables import TableOptions
 from haiku_posteriors.utils.datasets.raw import RawData
+from haiku_posteriors.utils.files import expand
 
 
 class Dataset(NamedTuple):
@@ -103,7 +104,7 @@ def load(
     """
     if task is not None and task not in ("classification", "regression"):
         raise unknown_name("task", task, ("classification", "regression"))
-    folder = None if data_dir is None else pathlib.Path(data_dir).expanduser()
+    folder = None if data_dir is None else expand(os.fspath(data_dir), "data_dir")
     if folder is not None and not folder.is_dir():
         raise UserError(f"The data folder {folder} does not exist.")
     raw = _read(name, folder, task, table)
@@ -192,7 +193,7 @@ def _read(
 
 
 def _find(name: str, data_dir: pathlib.Path | None) -> pathlib.Path:
-    path = pathlib.Path(name).expanduser()
+    path = expand(name, "dataset_name")
     if not path.is_file() and data_dir is not None and (data_dir / name).is_file():
         return data_dir / name
     return path
@@ -222,6 +223,7 @@ def _read_openml(name: str, task: str | None, options: TableOptions) -> RawData:
     return own_tables.from_table(table, options, task)
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # looked for at the end
 def _prepare(name: str, raw: RawData, standardize: bool, dtype: np.dtype) -> Dataset:
     inputs = _input_form(raw, standardize, dtype)
     y_train, y_test = raw.y_train, raw.y_test
@@ -237,6 +239,12 @@ def _prepare(name: str, raw: RawData, standardize: bool, dtype: np.dtype) -> Dat
         mean, scale = mean.astype(dtype), scale.astype(dtype)
     form = DataForm(raw.task, inputs, raw.num_classes, raw.classes, raw.target_names, mean, scale)
     x_train, x_test = inputs.to_inputs(raw.x_train), inputs.to_inputs(raw.x_test)
+    scaled = (x_train, y_train, x_test, y_test, mean)
+    if not (all(np.isfinite(values).all() for values in scaled) and np.all(scale > 0)):
+        raise UserError(
+            f"Data set '{name}' has values too large or too close together to compute with in "
+            f"{dtype}: give them another unit."
+        )
     return Dataset(name, x_train, y_train, x_test, y_test, form)
 
 
@@ -265,8 +273,12 @@ def _input_form(raw: RawData, standardize: bool, dtype: np.dtype) -> InputForm:
 
 
 def _statistics(values: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation, the latter 1 where values are constant (rounding can hide that)."""
+    """Mean and deviation, the latter 1 where values are constant (rounding can hide that).
+
+    NaN where a square is beyond float64: divided by infinity, values would all be 0.
+    """
     mean = np.mean(values, axis=axis, dtype=np.float64)
     deviation = np.std(values, axis=axis, dtype=np.float64)
     constant = values.max(axis=axis) == values.min(axis=axis)
+    deviation = np.where(np.isfinite(deviation), deviation, np.nan)
     return np.asarray(mean), np.where(constant, 1.0, deviation)

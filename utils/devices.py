@@ -6,6 +6,8 @@ results do not depend on the number of devices beyond the rounding of sums.
 """
 
 import math
+import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from haiku_posteriors.core.data import Data, make_data
+from haiku_posteriors.core.errors import UserError
+
+CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 
 def make_mesh(num_chains: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -70,6 +75,32 @@ def place_data(
     """Puts rows on the devices, padded so that devices and microbatches divide them."""
     data = make_data(inputs, targets, multiple_of=mesh.shape["data"] * num_microbatches)
     return jax.device_put(data, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def refuse_too_large(num_bytes: float, what: str) -> None:
+    """Refuses what no device here can hold; on a CPU, XLA would end the process without a word."""
+    statistics = jax.devices()[0].memory_stats() or {}
+    limit = statistics.get("bytes_limit") or _main_memory()
+    if num_bytes > limit:
+        raise UserError(
+            f"{what} needs {num_bytes / 1e9:.3g} GB of memory and there are {limit / 1e9:.3g} GB: "
+            "fewer chains or members, a smaller batch_size, or more pieces by --num_microbatches "
+            "need less."
+        )
+
+
+def _main_memory() -> float:
+    """Bytes of the machine, or of the container that this process is in."""
+    installed = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    try:
+        return min(installed, float(CONTAINER_LIMIT.read_text()))
+    except (OSError, ValueError):  # there is none, or it says "max"
+        return installed
+
+
+def num_bytes(tree: Any) -> int:
+    """Of all arrays, which may be shapes only."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def to_host(tree: Any) -> Any:

@@ -105,8 +105,11 @@ class DrawStore:
             yield trees.from_named_leaves(self._template, checkpoint_utils.load_tensors(path)[0])
         yield from self._pending
 
-    def chosen(self, indices: np.ndarray) -> Iterator[Params]:
-        """The draws with these ascending indices, in blocks of equal size but for the last."""
+    def chosen(self, indices: np.ndarray, at_once: int | None = None) -> Iterator[Params]:
+        """The draws with these ascending indices, in blocks of equal size but for the last.
+
+        No more than `at_once` of each chain are in a block, and no more than fit into memory.
+        """
         found: list[Params] = []  # single draws, (chains, 1, ...)
         first = 0
         for part in self.parts():
@@ -114,12 +117,18 @@ class DrawStore:
             for index in indices[(indices >= first) & (indices < first + count)] - first:
                 # Copied, so that the part it comes from can go.
                 found.append(jax.tree.map(lambda leaf, i=index: leaf[:, i : i + 1].copy(), part))
-                if len(found) == self.draws_per_block(chains):
+                most = self.draws_per_block(chains)
+                if len(found) == min(most, at_once or most):
                     yield _concatenate(found)
                     found = []
             first += count
         if found:
             yield _concatenate(found)
+
+    @property
+    def num_draws(self) -> int:
+        """Of each chain, so far."""
+        return self._num_predicted
 
     def load(self) -> Params:
         """All draws, in memory."""

@@ -12,6 +12,9 @@ from tqdm import tqdm
 
 from haiku_posteriors.utils.files import JsonLines
 
+FIRST_SIGN, RAREST_SIGN = 5.0, 60.0  # seconds of silence, where there is no progress bar
+PARTS = ("train", "test", "ensemble")  # of which metrics are: groups of TensorBoard's tags
+
 
 class Ticker:
     """A function for code that runs before the log is open: silent until given a listener."""
@@ -23,6 +26,30 @@ class Ticker:
         """Passes the number on."""
         if self.listener:
             self.listener(done)
+
+
+def tell(sentence: str) -> None:
+    """Prints at once: what waits in a buffer while hours pass tells nobody anything."""
+    print(sentence, flush=True)
+
+
+class Sign:
+    """Says that something still goes on: at most every few seconds, and ever more rarely."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """`say` is where it says so."""
+        self._say, self._last, self._patience = say, time.monotonic(), FIRST_SIGN
+
+    def __call__(self, sentence: str) -> None:
+        """Says the sentence if nothing was said for some time."""
+        if time.monotonic() - self._last >= self._patience:
+            self._patience = min(2 * self._patience, RAREST_SIGN)
+            self._say(sentence)
+            self.heard()
+
+    def heard(self) -> None:
+        """Something else was said."""
+        self._last = time.monotonic()
 
 
 class RunLog:
@@ -62,23 +89,30 @@ class RunLog:
             smoothing=0.1,
             disable=quiet or not sys.stderr.isatty(),
         )
+        self._total = total
+        self._sign = Sign(self.say)
 
     def advance(self, position: int, **shown: float) -> None:
         """Moves the progress bar."""
         if shown:
             self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
         self._bar.update(position - self._bar.n)
+        if self._bar.disable:
+            values = "".join(f", {name} {value:.4g}" for name, value in shown.items())
+            self._sign(f"{self._unit} {position} of {self._total}{values} ...")
 
     def within(self, done: int) -> None:
         """Shows how far the current step is, where one takes long."""
         self._bar.set_postfix_str(f"{done} leapfrog steps", refresh=True)
+        if self._bar.disable:
+            self._sign(f"{done} leapfrog steps ...")
 
     def row(self, position: int, values: Mapping[str, float], columns: list[str]) -> None:
         """Records all values of one evaluation and shows the given columns of it."""
         self._metrics.append(position, {**values, "time": time.time()})
         if self._events:
             for name, value in values.items():
-                self._events.add_scalar(name, value, position)
+                self._events.add_scalar(tag(name), value, position)
         self._show(position, values, columns)
 
     def say(self, message: str) -> None:
@@ -86,6 +120,7 @@ class RunLog:
         if not self._quiet:
             tqdm.write(message, file=sys.stdout)
             sys.stdout.flush()
+            self._sign.heard()
 
     def warn(self, message: str) -> None:
         """A line that asks for attention."""
@@ -119,6 +154,14 @@ class RunLog:
             self.say(line)
         self._rows_shown += 1
         self._columns = shown
+
+
+def tag(name: str) -> str:
+    """A value's name in TensorBoard, which shows what is before the slash as a group."""
+    part, _, rest = name.partition("_")
+    if part in PARTS:
+        return f"{part}/{rest}"
+    return name if "/" in name else f"run/{name}"
 
 
 def _number(value: float) -> str:

@@ -285,9 +285,16 @@ def get_network(name: str | Callable[..., jax.Array], num_outputs: int) -> Netwo
         UserError: there is no such built-in, module or function.
     """
     function = name if callable(name) else _find(name)
-    if "num_outputs" in inspect.signature(function).parameters:
-        return functools.partial(function, num_outputs=num_outputs)
-    return function
+    try:
+        sized = "num_outputs" in inspect.signature(function).parameters
+        network = functools.partial(function, num_outputs=num_outputs) if sized else function
+        inspect.signature(network).bind(None)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"Network '{name}' cannot be called with the inputs alone, or with the inputs and "
+            "num_outputs."
+        ) from None
+    return network
 
 
 def source_of(name: str | Callable[..., jax.Array]) -> dict[str, str | None]:
@@ -326,11 +333,21 @@ def _find(name: str) -> Callable[..., jax.Array]:
     try:
         module = _import(module_name)
     except Exception as error:  # the user's module may fail in any way
-        why = f"{type(error).__name__}: {error}"
-        raise UserError(f"Network '{name}': '{module_name}' cannot be imported ({why}).") from error
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and module_name.startswith(error.name or " "):
+            hint = f"; modules are looked for in {os.getcwd()} and in the folders of PYTHONPATH"
+        raise UserError(
+            f"Network '{name}': '{module_name}' cannot be imported ({why}){hint}."
+        ) from error
     if not hasattr(module, function_name):
         raise UserError(f"Network '{name}': module '{module_name}' has no '{function_name}'.")
     function = getattr(module, function_name)
+    if inspect.isclass(function):
+        raise UserError(
+            f"Network '{name}': '{function_name}' is a class; name a function of the inputs that "
+            f"calls one, such as lambda inputs: {function_name}(...)(inputs)."
+        )
     if not callable(function):
         kind = type(function).__name__
         raise UserError(f"Network '{name}': '{function_name}' is not a function ({kind}).")

@@ -6,13 +6,14 @@ Flags make a `Problem`, so does the flags.json of a run's folder, and so does Py
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from haiku_posteriors.core import likelihoods, priors
+from haiku_posteriors.core import likelihoods, priors, trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.likelihoods import Likelihood
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
@@ -146,18 +147,20 @@ def build_log_joint(
     problem: Problem, form: DataForm, network: str | Callable[..., jax.Array] | None = None
 ) -> LogJoint:
     """The log-joint of a complete problem; of `network` in place of the one it names, if given."""
-    likelihood = _make_likelihood(problem, form)
+    likelihood, groups = _make_likelihood(problem, form), _prior_groups(problem)
     network = network or problem.model_name
     assert network is not None
-    return make_log_joint(
+    log_joint = make_log_joint(
         models.get_network(network, likelihood.num_outputs),
         np.zeros((1, *form.inputs.shape), form.inputs.dtype),
-        _make_prior(problem),
+        _make_prior(problem, groups),
         likelihood,
         temperature=problem.temperature,
         num_microbatches=problem.num_microbatches,
         stochastic_params=problem.stochastic_params,
     )
+    _refuse_groups_of_nothing(groups, log_joint)
+    return log_joint
 
 
 def _make_likelihood(problem: Problem, form: DataForm) -> Likelihood:
@@ -177,14 +180,7 @@ def _make_likelihood(problem: Problem, form: DataForm) -> Likelihood:
     return likelihoods.heteroscedastic_gaussian(num_targets)
 
 
-def _make_prior(problem: Problem) -> priors.Prior:
-    arguments = {
-        "scale_mixture": {
-            "weight": problem.prior_mixture_weight,
-            "ratio": problem.prior_mixture_ratio,
-        },
-        "student_t": {"degrees_of_freedom": problem.prior_degrees_of_freedom},
-    }.get(problem.prior_family, {})
+def _prior_groups(problem: Problem) -> list[tuple[str, float]]:
     groups = []
     for group in problem.prior_group:
         pattern, _, precision = group.rpartition("=")
@@ -192,4 +188,32 @@ def _make_prior(problem: Problem) -> priors.Prior:
             groups.append((pattern, float(precision)))
         except ValueError:
             raise UserError(f"prior_group '{group}' is not of the form REGEX=NUMBER.") from None
+    return groups
+
+
+def _refuse_groups_of_nothing(groups: list[tuple[str, float]], log_joint: LogJoint) -> None:
+    """Refuses a group whose weight decay no parameter takes."""
+    names = [
+        name
+        for name in trees.named_leaves(log_joint.random_shapes)
+        if trees.module_name(name) != likelihoods.PARAMETER_GROUP
+    ]
+    for pattern, _ in groups:
+        left = [name for name in names if not re.search(pattern, name)]
+        if len(left) == len(names):
+            raise UserError(
+                f"prior_group '{pattern}' matches no parameter with a prior that no group before "
+                f"it matches; the names are {', '.join(trees.named_leaves(log_joint.shapes))}."
+            )
+        names = left
+
+
+def _make_prior(problem: Problem, groups: list[tuple[str, float]]) -> priors.Prior:
+    arguments = {
+        "scale_mixture": {
+            "weight": problem.prior_mixture_weight,
+            "ratio": problem.prior_mixture_ratio,
+        },
+        "student_t": {"degrees_of_freedom": problem.prior_degrees_of_freedom},
+    }.get(problem.prior_family, {})
     return priors.make_prior(problem.weight_decay, problem.prior_family, groups, **arguments)

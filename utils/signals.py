@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM as a request that the loop answers when it can."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request that the loop answers when it can."""
 
 import math
+import pathlib
 import signal
 import threading
 import time
@@ -12,17 +13,24 @@ GRACE_SECONDS = 2.0  # how long a running computation may take to end after a re
 
 
 class Interrupted(Exception):
-    """The user or the cluster asked the run to stop."""
+    """The user or the cluster asked the run to stop.
+
+    Attributes:
+      signal_number: by which signal.
+      directory: where the run's last state is saved; None if nowhere.
+    """
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
         self.signal_number = signal_number
+        self.directory: pathlib.Path | None = None
 
 
 class Interruption:
-    """While open, SIGINT and SIGTERM are noted; `check` and `wait_for` raise Interrupted.
+    """While open, SIGINT, SIGTERM and SIGHUP are noted; `check` and `wait_for` raise Interrupted.
 
-    Outside the main thread, where Python does not deliver signals, nothing is installed.
+    Outside the main thread, where Python does not deliver signals, nothing is installed. Under
+    nohup, which has the end of the terminal ignored, it stays so.
     """
 
     def __init__(self) -> None:
@@ -31,7 +39,10 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
                 self._previous[number] = signal.signal(number, self._note)
         except ValueError:
             self._previous = {}

@@ -14,18 +14,25 @@ from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
-from haiku_posteriors.utils import cmd_args_utils, files, models, problem
+from haiku_posteriors.utils import cmd_args_utils, files, locks, models, problem
 from haiku_posteriors.utils import settings as settings_table
 from haiku_posteriors.utils.data_utils import Dataset, fingerprint
 from haiku_posteriors.utils.draws import draws_per_block
 from haiku_posteriors.utils.problem import Problem
-from haiku_posteriors.utils.report import pictures, problem_files, run_page, summary
+from haiku_posteriors.utils.report import (
+    pictures,
+    predictive_checks,
+    prior_predictive,
+    problem_files,
+    run_page,
+    summary,
+)
 from haiku_posteriors.utils.report.problem_files import StoredProblem
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.train_utils import Run, RunResult
 
 # Flags that a resumed run may change: they do not touch the result.
-HARMLESS_FLAGS = {"dir", "data_dir", "tabulate_freq"}
+HARMLESS_FLAGS = {"dir", "data_dir", "tabulate_freq", "prior_predictive"}
 
 
 class Task(NamedTuple):
@@ -46,6 +53,8 @@ class Task(NamedTuple):
 
 def load_task(method: str, settings: Settings) -> Task:
     """Reads the data, fills in every flag that depends on them, and builds the log-joint."""
+    if settings.dir:
+        files.refuse_unusable(pathlib.Path(settings.dir))
     settings = settings_table.resolve(method, settings)
     known_noise = settings_table.KNOWN_NOISE_STD.get(settings.dataset_name)
     chosen, dataset, log_joint = problem.load_problem(
@@ -57,7 +66,10 @@ def load_task(method: str, settings: Settings) -> Task:
 
 
 def open_folder(task: Task) -> pathlib.Path:
-    """The run's folder, with flags.json; one made by other flags or data is refused."""
+    """The run's folder, with flags.json, locked; one made by other flags or data is refused.
+
+    `execute` unlocks it at its end, or the end of the process.
+    """
     settings = task.settings
     show_if_asked(settings)
     directory = pathlib.Path(settings.dir or _new_name(task))
@@ -66,14 +78,27 @@ def open_folder(task: Task) -> pathlib.Path:
         "method": task.method,
         "dir": str(directory),
         "data": fingerprint(task.dataset),
+        "network_source": models.source_of(settings.model_name)["sha256"],
     }
     content = json.loads(json.dumps(content))  # as it will be read: tuples become lists
-    if path.is_file():
-        _refuse_other_flags(directory, files.read_json(path), content)
-    elif directory.is_dir() and any(directory.iterdir()):
+    # A lock or a half-written file is what a run leaves that was killed as it began.
+    foreign = directory.is_dir() and any(
+        entry.name != locks.NAME and entry.suffix != ".tmp" for entry in directory.iterdir()
+    )
+    if foreign and not path.is_file():
         raise UserError(f"{directory} is not empty and holds no run; use another --dir.")
-    else:
-        files.write_json(path, content)
+    try:
+        locks.hold(directory)
+        files.drop_leftovers(directory)
+        if not path.is_file():
+            files.write_json(path, content)
+        else:
+            _refuse_other_flags(directory, files.read_json(path), content)
+    except OSError as error:
+        raise UserError(f"{directory} cannot be written to: {error.strerror}.") from error
+    except UserError:
+        locks.release(directory)
+        raise
     return directory
 
 
@@ -92,10 +117,17 @@ def _new_name(task: Task) -> str:
 
 
 def _refuse_other_flags(directory: pathlib.Path, before: dict, now: dict) -> None:
+    same_network = before.get("model_name") == now["model_name"]
+    known = "network_source" in before  # runs of version 0.2.0 do not tell
+    if same_network and known and before["network_source"] != now["network_source"]:
+        raise UserError(
+            f"The file of the network {now['model_name']} has changed since the run in {directory} "
+            "began: put it back as it was, or use another --dir."
+        )
     differing = [
         f"{flag} ({before.get(flag)} there, {now.get(flag)} here)"
-        for flag in sorted(before.keys() | now.keys())
-        if flag not in HARMLESS_FLAGS and before.get(flag) != now.get(flag)
+        for flag in sorted((before.keys() | now.keys()) - {*HARMLESS_FLAGS, "network_source"})
+        if before.get(flag) != now.get(flag)
     ]
     if differing:
         raise UserError(
@@ -153,6 +185,10 @@ def execute(
         flush=True,
     )
     problem_files.write(directory, describe(task, num_chains, loop.get("num_draws", 1)))
+    if settings.prior_predictive:
+        path = directory / "prior_predictive.png"
+        prior_predictive.draw(path, task.log_joint, dataset, settings.seed)
+        print(f"What the prior says of the data: {path}", flush=True)
     run = Run(
         task.log_joint,
         dataset,
@@ -174,6 +210,11 @@ def execute(
         test_targets=run.test_targets,
         num_chains=np.array(num_chains),
     )
+    files.write_arrays(
+        directory / "train_log_likelihoods.npz",
+        log_likelihoods=result.train_log_likelihoods,
+        draws=result.train_draws,
+    )
     facts = {
         "method": task.method,
         "dataset": dataset.name,
@@ -186,16 +227,21 @@ def execute(
     by_target = summary.metrics_by_target(result, dataset.form.target_names)
     if by_target:
         facts["test_by_target"] = by_target
-    summary.write(directory, result, facts)
+    judged = predictive_checks.judge(result, settings.temperature)
+    summary.write(directory, result, facts | judged.numbers)
     print(summary.table(result))
     if by_target:
         print(summary.table_by_target(by_target))
+    for sentence in judged.sentences:
+        print(sentence)
     if judge:
         judge(directory, result)
-    title = f"{task.method}, {settings.model_name} on {pathlib.Path(dataset.name).stem}"
+    data_name = files.readable(pathlib.Path(dataset.name).stem)
+    title = f"{task.method}, {settings.model_name} on {data_name}"
     drawn = pictures.draw_run(directory, title, task.log_joint, dataset, result)
     report = run_page.write(directory)
     print(f"The table is in {directory / 'summary.json'}; all of the run is in {directory}.")
     if drawn:
         print(f"Pictures: {', '.join(map(str, drawn))}")
     print(f"The report is {report}.")
+    locks.release(directory)

@@ -9,6 +9,7 @@ uninterrupted one bit for bit.
 import dataclasses
 import pathlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,11 +19,11 @@ from jax.sharding import Mesh
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import metrics
-from haiku_posteriors.core.judging.predictions import Predictions, join
+from haiku_posteriors.core.judging.predictions import Predictions, evenly, join
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, State
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, checkpoint_utils, devices, ensemble_utils
+from haiku_posteriors.utils import chains, checkpoint_utils, devices, ensemble_utils, locks
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.draws import DrawStore
 from haiku_posteriors.utils.files import JsonLines
@@ -33,6 +34,8 @@ from haiku_posteriors.version import __version__
 SAVE_SECONDS = 60.0  # maximum time between checkpoints, whatever `save_freq` says
 SECONDS_PER_CALL = 0.5  # how long the host lets the device run between two looks at it
 TRAIN_DRAWS_EVALUATED = 50  # maximum draws per chain in the training metrics of the summary
+# Training log-likelihoods that are kept, one a draw and row: 64 MB of float32.
+MAX_TRAIN_LOG_LIKELIHOODS = 2**24
 TABLE_COLUMNS = {
     "classification": ["accuracy", "nll", "ece"],
     "regression": ["rmse", "nll", "coverage_90"],
@@ -66,6 +69,8 @@ class RunResult:
       test_metrics: metrics of the mixture of all draws.
       member_metrics: mean over draws of each draw's own metrics.
       train_metrics: as `test_metrics`, on the training rows; of TRAIN_DRAWS_EVALUATED draws.
+      train_log_likelihoods: (chains, some draws, training rows), in the units of y, float32.
+      train_draws: which draws of each chain these are.
       state: the method's state at the end, with a leading chain axis.
       history: `info` of every step, (chains, steps), if it was asked for.
       num_updates: how many updates each chain has made.
@@ -77,6 +82,8 @@ class RunResult:
     test_metrics: dict[str, float]
     member_metrics: dict[str, float]
     train_metrics: dict[str, float]
+    train_log_likelihoods: np.ndarray
+    train_draws: np.ndarray
     state: State
     history: dict[str, np.ndarray]
     num_updates: int
@@ -141,7 +148,8 @@ class Run:
           show: further names of `info` for the progress bar and the table.
           initial_params: where to start, (num_chains, ...); the method decides by default.
           purposes: of the keys, where a run has more than one loop.
-          directory: where checkpoints, draws and metrics go; nothing is written without it.
+          directory: where checkpoints, draws and metrics go, locked for this process until the
+            end; nothing is written without it.
           tabulate_freq: rows between two headers of the table.
           unit: what a step is called.
           ticker: what the method tells of its progress within a step.
@@ -157,6 +165,9 @@ class Run:
         if not num_collections:
             raise UserError(f"No draws would be collected in {num_steps} {unit}s; run longer.")
         self._directory, self._unit = directory, unit
+        self._release: Callable[[], object] = lambda: None
+        if directory and locks.hold(directory):  # else who holds it already releases it
+            self._release = weakref.finalize(self, locks.release, directory)
         mesh = devices.make_mesh(num_chains)
         pieces = log_joint.num_microbatches
         self._train = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
@@ -169,14 +180,23 @@ class Run:
         self._is_finished = jax.jit(is_finished) if is_finished else None
         self._predict = ensemble_utils.make_predictor(log_joint, dataset.form)
         self._seconds = 0.0
+        self._draws_expected: int | None = None  # by the checkpoint, of an earlier session
         self._last_save = time.monotonic()
         self._warned = not expects_spread
+        state = jax.eval_shape(self._program.init, initial_params)
+        devices.refuse_too_large(devices.num_bytes(state), f"The state of {num_chains} chain(s)")
         self.step, self.state = 0, self._program.init(initial_params)
         remarks = self._resume(mesh) if directory else []
         self._store = DrawStore(directory, log_joint.shapes, num_collections * num_draws)
         self._draws_per_block = self._store.draws_per_block(num_chains)
         for part in self._store.parts():
             self._predict_again(part, devices.chain_sharding(mesh))
+        if self._draws_expected not in (None, self._store.num_draws):
+            raise UserError(
+                f"{directory} is damaged: its checkpoint at {unit} {self.step} tells of "
+                f"{self._draws_expected} draws of each chain, and draws/ holds "
+                f"{self._store.num_draws}. Put the missing files back, or use another --dir."
+            )
         self.log = RunLog(
             directory,
             total=num_steps,
@@ -205,27 +225,38 @@ class Run:
             their place, for stages after the last step; the draws are in memory there.
 
         Raises:
-          Interrupted: on Ctrl-C or SIGTERM, after a checkpoint.
+          Interrupted: on Ctrl-C, SIGTERM or SIGHUP, after a checkpoint.
           DivergedError: at a number that is not finite, after a checkpoint of the state before.
         """
+        try:
+            self._finish_steps()
+            if change:
+                self._change_draws(change)
+            return self._result()
+        finally:
+            self._release()
+
+    def _finish_steps(self) -> None:
         try:
             if not self._is_over():
                 with Interruption() as interruption:
                     self._run_steps(interruption)
-        except Interrupted:
+        except Interrupted as request:
+            self._save()
+            request.directory = self._directory
+            raise
+        except BrokenPipeError:  # nobody reads what the run says
             self._save()
             raise
         finally:
             self.log.close()
-        if change:
-            self._change_draws(change)
-        return self._result()
 
     def _change_draws(self, change: Callable[[State, Params], Params]) -> None:
         started = time.monotonic()
         # Sampled again, not taken from the disk: there they may have been changed already.
         draws = self._program.sample(self.state, self._purposes.draw, self.step, self._num_draws)
         draws = change(self.state, devices.to_host(draws))
+        self._save(draws_are_there=False)
         self._store.clear()
         self._keep(draws)
         self._seconds += time.monotonic() - started
@@ -266,9 +297,14 @@ class Run:
 
     def _compile(self) -> jax.stages.Compiled:
         """The program of the steps for these shapes and no others: it cannot compile again."""
+        self.log.say("Compiling ...")
         started = time.monotonic()
         arguments = (self.state, self._train, np.int32(0), np.int32(1))
         compiled = self._program.run.lower(*arguments).compile()
+        needed = compiled.memory_analysis()
+        if needed is not None:
+            total = needed.temp_size_in_bytes + needed.output_size_in_bytes
+            devices.refuse_too_large(total, "A step")
         self._seconds += time.monotonic() - started
         return compiled
 
@@ -393,7 +429,7 @@ class Run:
                 "carry no epistemic uncertainty."
             )
 
-    def _save(self) -> None:
+    def _save(self, draws_are_there: bool = True) -> None:
         """Draws first, then the checkpoint that says they are there."""
         self._last_save = time.monotonic()
         if self._directory is None:
@@ -403,7 +439,10 @@ class Run:
             self._directory / "checkpoints",
             self.step,
             devices.to_host(self.state),
-            {"seconds": repr(self._seconds)},
+            {
+                "seconds": repr(self._seconds),
+                "draws": str(self._store.num_draws) if draws_are_there else "",
+            },
         )
         self.log.flush()
 
@@ -417,6 +456,7 @@ class Run:
         self._seconds = float(metadata["seconds"])
         self.state = jax.device_put(state, devices.chain_sharding(mesh))
         checkpoint_utils.drop_draws_after(self._directory / "draws", self.step)
+        self._draws_expected = int(metadata["draws"]) if metadata.get("draws") else None
         remarks = [f"{sentence} The checkpoint before it is used." for sentence in damage]
         if metadata.get("version", __version__) != __version__:
             remarks.append(
@@ -436,15 +476,25 @@ class Run:
         info = jax.eval_shape(self._program.run, self.state, self._train, 0, 1)[1]
         predictions = self._store.predictions(self.test_targets)
         assert predictions is not None
-        total = predictions.outputs.shape[1]
+        chains, total = predictions.outputs.shape[:2]
         few = np.unique(np.linspace(0, total - 1, min(total, TRAIN_DRAWS_EVALUATED)).astype(int))
         train = [self._predict(draws, self._train) for draws in self._store.chosen(few)]
+        # Whole blocks: a program for the last, shorter one would have to be compiled.
+        most = MAX_TRAIN_LOG_LIKELIHOODS // (chains * self._train.num_rows)
+        most -= most % TRAIN_DRAWS_EVALUATED if most > TRAIN_DRAWS_EVALUATED else 0
+        kept = evenly(total, max(1, most))
+        parts = [
+            self._predict(draws, self._train).log_likelihoods
+            for draws in self._store.chosen(kept, TRAIN_DRAWS_EVALUATED)
+        ]
         return RunResult(
             self._store,
             predictions,
             metrics.of_predictions(predictions),
             metrics.mean_over_draws(predictions),
             metrics.of_predictions(join(train, self._train_targets)),
+            np.concatenate([part.astype(np.float32) for part in parts if part is not None], axis=1),
+            kept,
             devices.to_host(self.state),
             {} if self._history is None else _stack(self._history.rows),
             self.step * int(np.prod(info["log_joint"].shape[1:])),

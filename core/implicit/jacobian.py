@@ -41,6 +41,7 @@ from haiku_posteriors.core.implicit.bidiagonalisation import (
 from haiku_posteriors.core.trees import Params
 
 LatentMap = Callable[[jax.Array], Params]  # z of shape (d,) -> a pytree of D weights
+MAX_PASSES = 5  # of `exact`, with a shift
 Scale = Any  # s > 0: a number, or a pytree of arrays like the weights or a prefix of their tree
 
 
@@ -72,6 +73,11 @@ def exact(generator: LatentMap, z: jax.Array, scale: Scale, *, block_size: int =
         A + shift = R_1^T R_1,    W_1 = R_1^-1,    W_1^T A W_1 = R_2^T R_2,    W = W_1 R_2^-1
         A^-1 = W W^T,             1/2 logdet A = -log det W,                   error O(eps |B|)
 
+    Where singular values span five or more decades of float32, W_1^T A W_1 is still too ill for a
+    factor without a shift, which its smallest pivot shows: the shifted pass is then repeated, each
+    time with another set of products, until it is not. Where |B| exceeds 1 / eps, 8e6 in float32,
+    small singular values are beyond its reach, and the value may be NaN.
+
     Gradient: exact, the w_i being the columns of W.
 
     Args:
@@ -97,11 +103,24 @@ def exact(generator: LatentMap, z: jax.Array, scale: Scale, *, block_size: int =
         """The lower triangle T with T matrix T^T = I."""
         return jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(matrix), identity, lower=True)
 
+    eps = float(jnp.finfo(z.dtype).eps)
+
+    def shifted_pass(rows: jax.Array, matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Better rows W_i^T, and W_i^T A W_i, from those before."""
+        rows = inverse_factor(matrix + 10 * eps * jnp.trace(matrix) * identity) @ rows
+        return rows, gram(rows)
+
+    def is_ill(passed: tuple[jax.Array, jax.Array]) -> jax.Array:
+        pivots = jnp.diagonal(jnp.linalg.cholesky(passed[1]))
+        return ~(jnp.min(jnp.square(pivots)) > 100 * eps)  # also where there is no factor: NaN
+
     identity = jnp.eye(z.size, dtype=z.dtype)
-    first = gram(identity)
-    shift = 10 * jnp.finfo(z.dtype).eps * jnp.trace(first)
-    rows = inverse_factor(first + shift * identity)  # W_1^T
-    rows = inverse_factor(gram(rows)) @ rows  # W^T
+    _, (rows, matrix) = jax.lax.while_loop(
+        lambda carry: (carry[0] < MAX_PASSES) & is_ill(carry[1]),
+        lambda carry: (carry[0] + 1, shifted_pass(*carry[1])),
+        (1, shifted_pass(identity, gram(identity))),
+    )
+    rows = inverse_factor(matrix) @ rows  # W^T
     fixed = -jnp.sum(jnp.log(jnp.diagonal(rows)))
     smallest = jnp.sqrt(jnp.maximum(1 / _largest_eigenvalue(rows @ rows.T) - 1, 0))  # 1 / min A
     value = _with_gradient(whitened, z, fixed, rows, block_size)

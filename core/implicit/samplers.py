@@ -15,6 +15,7 @@ from haiku_posteriors.core import trees, vi
 from haiku_posteriors.core.errors import check_positive, unknown_name
 from haiku_posteriors.core.implicit import generators
 from haiku_posteriors.core.implicit.generators import Generator
+from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 
@@ -79,10 +80,7 @@ def initial_sampler(
             center,
         )
         if start.kind == "prior":
-            spread = trees.map_with_name(
-                lambda name, leaf: jnp.full((), log_joint.prior.scale(name), leaf.dtype), center
-            )
-            center = jax.tree.map(jnp.zeros_like, center)
+            center, spread = _prior_moments(log_joint, center)
         else:
             spread = _spread_by_module(center, start.init_spread)
     return Sampler(generator.init(rng_key, center, spread), log_scale, point)
@@ -114,6 +112,21 @@ def weights_at(
     )
     _, unravel = ravel_pytree(mean)
     return mean, scale, jax.tree.map(lambda m, s, e: m + s * e, mean, scale, unravel(e))
+
+
+def _prior_moments(log_joint: LogJoint, params: Params) -> tuple[Params, Params]:
+    """Mean and standard deviations of the prior; the likelihood's own parameters have their own."""
+    likelihood = log_joint.likelihood
+    own = trees.named_leaves({PARAMETER_GROUP: likelihood.init()})
+
+    def mean(name: str, leaf: jax.Array) -> jax.Array:
+        return own[name].astype(leaf.dtype) if name in own else jnp.zeros_like(leaf)
+
+    def spread(name: str, leaf: jax.Array) -> jax.Array:
+        std = likelihood.prior_std if name in own else log_joint.prior.scale(name)
+        return jnp.full((), std, leaf.dtype)
+
+    return trees.map_with_name(mean, params), trees.map_with_name(spread, params)
 
 
 def _spread_of_mean_field(variational: vi.VariationalParams, share: float) -> tuple[Params, Params]:

@@ -5,6 +5,12 @@ The chains of the reference are therefore halved. The candidate is measured agai
 as many of its draws as the other half has, or all of them if there are fewer. The floor is the
 distance of that other half, thinned to the same number of draws: what draws from the reference
 itself would score. Both are averaged over several ways to halve the chains.
+
+The error of a distance has two parts. Test rows are a sample, which the bootstrap resamples. Draws
+are a sample, too: at rows that see the same draws, all are off in the same direction, and no
+resampling of rows shows it. So blocks of draws are left out, one after another, of the candidate
+and of the reference (jackknife): whole chains where there are several, since the draws of a chain
+are correlated, and else successive parts.
 """
 
 import itertools
@@ -22,6 +28,8 @@ MAX_HALVINGS = 6
 MAX_ROWS = 1000  # rows in the distances between functions; more would not change them visibly
 MIN_DRAWS_TO_HALVE = 4  # a standard deviation needs two in each half
 MIN_DRAWS_OF_PARAMETERS = 3  # two draws are always perfectly correlated
+MIN_CHAINS_AS_BLOCKS, NUM_BLOCKS = 4, 8  # fewer chains are cut into so many parts in all
+MAX_ROWS_OF_BLOCKS = 100  # at which distances are computed again for each block left out
 
 
 class Matched(NamedTuple):
@@ -46,12 +54,14 @@ class Distance(NamedTuple):
       floor: (halvings, terms), the reference's own.
       over_rows: whether terms belong to test rows, which the bootstrap may resample.
       summarise: from the terms to the number.
+      draw_error: the standard error of the candidate's number by finite draws; NaN if not known.
     """
 
     candidate: np.ndarray
     floor: np.ndarray
     over_rows: bool
     summarise: Callable[[np.ndarray], float]
+    draw_error: float = float("nan")
 
 
 def quality(predictions: Predictions) -> dict[str, Estimate]:
@@ -207,8 +217,13 @@ def _predictive_distances(
             ("agreement", distances.agreements),
             ("total_variation", distances.total_variations),
         ):
-            found[name] = _over_halvings(
-                _of_means(function), candidate.flat_outputs, reference.flat_outputs, matched
+            found[name] = _with_draw_error(
+                _over_halvings(
+                    _of_means(function), candidate.flat_outputs, reference.flat_outputs, matched
+                ),
+                _of_means(function),
+                _at_few_rows(candidate, candidate.flat_outputs),
+                _at_few_rows(reference, reference.flat_outputs),
             )
     rows = evenly(reference.outputs.shape[2], MAX_ROWS)
     ours, theirs = (
@@ -224,13 +239,56 @@ def _predictive_distances(
         pair = (distances.standard_deviation(part) for part in (draws, target))
         return _mean_of_known(distances.log_ratio(*pair), axis=1)
 
-    found["w1"] = _over_halvings(w1, ours, theirs, matched)
+    few = evenly(len(rows), MAX_ROWS_OF_BLOCKS)
+    blocks = (_at_few_rows(candidate, ours), _at_few_rows(reference, theirs))
+
+    def w1_at_few(draws: np.ndarray, target: np.ndarray) -> np.ndarray:
+        return _mean_of_known(distances.wasserstein(draws, target) / unit[few], axis=1)
+
+    found["w1"] = _with_draw_error(_over_halvings(w1, ours, theirs, matched), w1_at_few, *blocks)
     if len(matched[0].held_out) > 1:
         ratios = _over_halvings(spread, ours, theirs, matched)
-        found["std_ratio"] = ratios._replace(
-            summarise=lambda terms: float(np.exp(_mean_of_known(terms)))
+        found["std_ratio"] = _with_draw_error(
+            ratios._replace(summarise=lambda terms: float(np.exp(_mean_of_known(terms)))),
+            spread,
+            *blocks,
         )
     return found
+
+
+def _at_few_rows(predictions: Predictions, flat: np.ndarray) -> list[np.ndarray]:
+    """The draws (draws, rows, ...) at a few rows, in the blocks that the jackknife leaves out."""
+    values = flat[:, evenly(flat.shape[1], MAX_ROWS_OF_BLOCKS)]
+    chains = predictions.num_chains
+    parts = 1 if chains >= MIN_CHAINS_AS_BLOCKS else -(-NUM_BLOCKS // chains)
+    by_chain = np.split(values, chains)
+    return [part for chain in by_chain for part in np.array_split(chain, parts) if len(part)]
+
+
+def _with_draw_error(
+    distance: Distance,
+    function: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    ours: list[np.ndarray],
+    theirs: list[np.ndarray],
+) -> Distance:
+    """The distance with the jackknife's error of all draws of both sides.
+
+    With one block of K left out, the variance is (K - 1) / K sum_k (d_k - mean d)^2 for each side.
+    """
+
+    def number(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
+        return distance.summarise(function(np.concatenate(ours), np.concatenate(theirs)))
+
+    def variance(values: list[float]) -> float:
+        return (len(values) - 1) * float(np.var(values))
+
+    if any(sum(map(len, side)) - max(map(len, side)) < 2 for side in (ours, theirs)):
+        return distance  # a standard deviation needs two draws that are left
+    without_ours = [number(ours[:k] + ours[k + 1 :], theirs) for k in range(len(ours))]
+    without_theirs = [number(ours, theirs[:k] + theirs[k + 1 :]) for k in range(len(theirs))]
+    return distance._replace(
+        draw_error=float(np.sqrt(variance(without_ours) + variance(without_theirs)))
+    )
 
 
 def _of_means(
@@ -288,12 +346,13 @@ def _mean_of_known(values: np.ndarray, axis: int | None = None) -> np.ndarray:
 
 
 def _estimate(distance: Distance) -> Estimate:
-    """The number with its error: by bootstrap over test rows, else by the spread over halvings."""
+    """The number with its error: of test rows and of draws, or else by the spread over halvings."""
     number = distance.summarise
     candidate, floor = distance.candidate.mean(axis=0), distance.floor.mean(axis=0)
     floors = [number(terms) for terms in distance.floor]
     if distance.over_rows:
         error = bootstrap_error(lambda rows: number(candidate[rows]), len(candidate))
+        error = math.hypot(error, 0.0 if math.isnan(distance.draw_error) else distance.draw_error)
     else:
         error = float(np.std([number(terms) for terms in distance.candidate], ddof=1))
     return Estimate(number(candidate), error, number(floor), float(np.std(floors, ddof=1)))

@@ -30,6 +30,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data, pad
@@ -114,9 +115,10 @@ def covered_modules(
     """The modules whose calls `local` or `flipout` may replace; all others use drawn weights.
 
     A module must be called once, outside any loop, since the noise of its weights must be the same
-    whenever one row meets them; on inputs whose leading axis is the rows; and have ordinary weights
-    (no mask, no groups). `local` also needs that each row meets the weights of a `hk.Linear` at one
-    position only, i.e. inputs (rows, features).
+    whenever one row meets them, and its weights must not be read in any other way (tied weights);
+    on inputs whose leading axis is the rows; and have ordinary weights (no mask, no groups).
+    `local` also needs that each row meets the weights of a `hk.Linear` at one position only, i.e.
+    inputs (rows, features).
 
     Args:
       network: (params, inputs) -> outputs.
@@ -131,13 +133,36 @@ def covered_modules(
         return ()
     calls = calls_with_rows(network, params, inputs)
     names = [call.module for call, _ in calls]
+    elsewhere = read_elsewhere(network, params, inputs)
 
     def covered(call: Call, by_row: bool) -> bool:
         axes_fit = call.extra_axes == 0 if estimator == "local" else call.extra_axes >= 0
         once = names.count(call.module) == 1 and not call.repeated
-        return once and by_row and axes_fit and not call.grouped
+        untied = call.module not in elsewhere
+        return once and untied and by_row and axes_fit and not call.grouped
 
     return tuple(call.module for call, by_row in calls if covered(call, by_row))
+
+
+def read_elsewhere(
+    network: Callable[[Params, jax.Array], jax.Array], params: Params, inputs: jax.Array
+) -> set[str]:
+    """The modules whose parameters reach the outputs in another way than by a call of the layer.
+
+    The network is traced with zeros in place of what layers put out: parameters on which the
+    outputs depend then are read elsewhere. What a `while` loop reads counts as used.
+    """
+
+    def without_layers(params: Params, inputs: jax.Array) -> jax.Array:
+        with intercept_layers(LAYERS, lambda module, layer, x: jnp.zeros_like(layer(x))):
+            return network(params, inputs)
+
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    rows = jax.ShapeDtypeStruct((2, *inputs.shape[1:]), inputs.dtype)
+    traced = jax.make_jaxpr(without_layers)(shapes, rows).jaxpr
+    _, used = dce_jaxpr(traced, [True] * len(traced.outvars))
+    names = list(trees.named_leaves(shapes))
+    return {trees.module_name(name) for name, is_used in zip(names, used, strict=False) if is_used}
 
 
 def covered_parameters(

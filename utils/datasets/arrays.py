@@ -138,4 +138,6 @@ def _own_labels(
             f"{source} must have class labels 0 to K - 1, each of them present; it has "
             f"{len(present)} different ones from {present[0]} to {present[-1]}."
         )
+    if len(np.unique(y_train)) == 1:
+        raise UserError(f"{source} has one class only in y_train: there is nothing to learn.")
     return y_train, y_test, len(present)

@@ -46,8 +46,8 @@ def read_uci(name: str, seed: int, data_dir: pathlib.Path | None) -> RawData:
 
     The set is `<data_dir>/uci/<name>/` or `<data_dir>/<name>/` (or a folder `data` in it) with
     data.txt, index_features.txt and index_target.txt, else OpenML's copy. The split is that of
-    index_train_<seed>.txt and index_test_<seed>.txt where these exist; otherwise rows are permuted
-    by the seed and the first 90 % are for training.
+    index_train_<seed>.txt and index_test_<seed>.txt; without any such files rows are permuted by
+    the seed and the first 90 % are for training.
     """
     spellings = (name, *UCI_SETS[name].spellings)
     parents = [] if data_dir is None else [data_dir / "uci", data_dir]
@@ -76,6 +76,10 @@ def read_uci(name: str, seed: int, data_dir: pathlib.Path | None) -> RawData:
             train, test = (_read_indices(path, len(x)) for path in paths)
             if np.intersect1d(train, test).size:
                 raise UserError(f"Split {seed} in {folder} has rows that both train and test.")
+        elif any(folder.glob("index_train_*.txt")):  # a split of our own would be no such split
+            raise UserError(
+                f"There is no split {seed} of data set '{name}': {folder} has no {paths[0].name}."
+            )
     return RawData("regression", x[train], y[train], x[test], y[test], 0, "feature", True)
 
 

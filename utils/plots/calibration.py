@@ -54,7 +54,8 @@ def reliability_diagram(
     ):
         upper.bar(centre, excess, width, bottom=both, color=colour, label=label)
     upper.plot([0, 1], [0, 1], color=BLACK, linestyle="--", linewidth=1, label="calibrated")
-    upper.set(title=f"{title} (ECE {error:.4f})", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+    rows = f"{len(np.asarray(targets)):,} test rows, ECE {error:.4f}"
+    upper.set(title=f"{title}\n{rows}", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     lower.bar(centre, bins.weight[filled], width, color=GREY)
     lower.set(xlabel="confidence", ylabel="share of rows")
@@ -99,15 +100,15 @@ def regression_calibration(
     ends = [observed.min(), observed.max()]
     left.plot(ends, ends, color=BLACK, linestyle="--", linewidth=1, zorder=3, label="exact")
     left.set(xlabel="observed", ylabel="predicted")
-    left.legend(loc="upper left", frameon=False)
     levels = np.linspace(0, 1, 101)
     coverage = [metrics.interval_coverage(transform, level) for level in levels]
     right.plot(levels, coverage, color=BLUE, linewidth=2, label="observed")
     right.plot([0, 1], [0, 1], color=BLACK, linestyle="--", linewidth=1, label="calibrated")
     right.set(xlabel="nominal coverage", ylabel="observed coverage", xlim=(0, 1), ylim=(0, 1.01))
     right.set_aspect("equal")
-    right.legend(loc="upper left", frameon=False)
-    figure.suptitle(title)
+    for axis in (left, right):  # below the axes, where no point or line is
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
+    figure.suptitle(f"{title}\nposterior predictive checks on {len(observed):,} test rows")
     save(figure, path)
 
 
@@ -145,5 +146,6 @@ def calibration_curves(path: pathlib.Path, runs: Mapping[str, Predictions]) -> N
             linewidth=1.6,
             label=name,
         )
-    axis.legend(frameon=False, fontsize="small")
+    axis.set_title("test rows")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     save(figure, path)

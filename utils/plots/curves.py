@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 
@@ -24,7 +25,10 @@ MAX_CHAINS_IN_LEGEND = 10
 
 
 def training_curves(
-    path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], keys: Sequence[str]
+    path: str | os.PathLike[str],
+    rows: Sequence[Mapping[str, Any]],
+    keys: Sequence[str],
+    title: str = "",
 ) -> None:
     """Draws metrics over epochs, one small panel each.
 
@@ -33,6 +37,7 @@ def training_curves(
       rows: the lines of a run's metrics.jsonl; each has `epoch` and any of the metrics. A metric
         that is null or NaN leaves a break in its line.
       keys: which metrics, in the order of the panels.
+      title: of the picture.
     """
     figure, axes = new_panels(len(keys), width=3.8, height=2.6, x_label="epoch")
     for axis, key in zip(axes, keys, strict=True):
@@ -48,6 +53,7 @@ def training_curves(
         axis.plot(epochs, values, color=BLUE, linewidth=1.5, marker=marker, markersize=3)
         axis.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=True)
     axes[0].xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    figure.suptitle(title)
     save(figure, path)
 
 
@@ -79,7 +85,7 @@ def chain_diagnostics(
         axes[0].set_xlabel("iteration")
         axes[0].set_ylabel("log-joint")
         if len(traces) <= MAX_CHAINS_IN_LEGEND:
-            axes[0].legend(frameon=False, fontsize="small", ncols=2, loc="lower right")
+            _legend_below(axes[0], columns=min(len(traces), 5))
     for values, label, color in (
         (prediction_rhat, "predictions", BLUE),
         (parameter_rhat, "parameters", ORANGE),
@@ -98,6 +104,17 @@ def chain_diagnostics(
     axes[-1].xaxis.set_minor_locator(NullLocator())
     axes[-1].set_xlabel("R-hat")
     axes[-1].set_ylabel("share of quantities")
-    axes[-1].legend(frameon=False, fontsize="small", loc="lower right")
+    _legend_below(axes[-1], columns=3)
     tidy(*axes)
     save(figure, path)
+
+
+def _legend_below(axis: Axes, columns: int) -> None:
+    """A legend under the axis, where it crosses no line."""
+    axis.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.16),
+        ncols=columns,
+        frameon=False,
+        fontsize="small",
+    )

@@ -17,6 +17,7 @@ from haiku_posteriors.utils.plots.style import (
     new_figure,
     new_panels,
     save,
+    tidy,
 )
 
 MAX_DRAW_LINES = 10
@@ -53,12 +54,14 @@ def predictive_panel(
         draws, deviations = np.moveaxis(np.asarray(predictions, np.float64), -1, 0)
         mean, epistemic = draws.mean(axis=0), draws.std(axis=0)
         total = np.sqrt(np.mean(deviations**2, axis=0) + epistemic**2)
-        for spread, opacity, label in (
+        # Opaque: where one lies on the other, the colour must be that of the legend.
+        for spread, strength, label in (
             (total, 0.18, "total, ±2 std"),
-            (epistemic, 0.35, "epistemic, ±2 std"),
+            (epistemic, 0.45, "epistemic, ±2 std"),
         ):
             low, high = mean - 2 * spread, mean + 2 * spread
-            axis.fill_between(grid, low, high, color=BLUE, alpha=opacity, linewidth=0, label=label)
+            colour = 1 - strength * (1 - np.array(colors.to_rgb(BLUE)))
+            axis.fill_between(grid, low, high, color=colour, linewidth=0, label=label)
             reach += [low, high]
         chosen = np.linspace(0, len(draws) - 1, min(len(draws), MAX_DRAW_LINES)).round().astype(int)
         lines = axis.plot(grid, draws[chosen].T, color=ORANGE, linewidth=0.7, alpha=0.8)
@@ -80,6 +83,42 @@ def predictive_panel(
     axes[0].set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    save(figure, path)
+
+
+def prior_histograms(
+    path: str | os.PathLike[str], task: str, outputs: ArrayLike, targets: ArrayLike
+) -> None:
+    """What draws of the prior predict at the rows of the data, as distributions.
+
+    Args:
+      path: file to write.
+      task: "regression": means and totals beside the observed targets; "classification": the
+        probabilities of each draw's favoured class, which should not all be near 1.
+      outputs: `(draws, rows, p)`, as of a posterior.
+      targets: of the training rows.
+    """
+    outputs = np.asarray(outputs, np.float64)
+    figure = new_figure(6.4, 4.2)
+    axis = figure.subplots()
+    tidy(axis)
+    if task == "regression":
+        means, deviations = np.split(outputs, 2, axis=-1)
+        noise = np.random.default_rng(0).standard_normal(means.shape)
+        shown = {"new target": (means + deviations * noise, BLUE), "mean": (means, ORANGE)}
+        ends = np.quantile(np.abs(means + deviations * noise), 0.99)
+        bins = np.linspace(-ends, ends, 61).tolist()
+        axis.set(xlabel="y", ylabel="density")
+        axis.hist(np.ravel(targets), bins, density=True, color=BLACK, alpha=0.35, label="observed")
+    else:
+        shown = {"favoured class": (outputs.max(axis=-1), BLUE)}
+        bins = np.linspace(1 / outputs.shape[-1], 1, 41).tolist()
+        axis.set(xlabel="probability of the favoured class", ylabel="density")
+    for label, (values, colour) in shown.items():
+        known = np.ravel(values)[np.isfinite(np.ravel(values))]
+        axis.hist(known, bins, density=True, histtype="step", color=colour, lw=2, label=label)
+    axis.set_title(f"prior predictive, {len(outputs)} draws at {outputs.shape[1]:,} training rows")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     save(figure, path)
 
 

@@ -1,7 +1,7 @@
 """The picture of log-densities on a plane through three points."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.colors import BoundaryNorm
@@ -19,6 +19,7 @@ def draw_surfaces(
     second: np.ndarray,
     points: np.ndarray,
     lengths: np.ndarray,
+    names: Sequence[str] = ("1", "2", "3"),
 ) -> None:
     """Contours side by side, at true distances, with the three points where they are.
 
@@ -29,6 +30,7 @@ def draw_surfaces(
       second: (lines,), second coordinate, increasing.
       points: (3, 2), coordinates of the three points.
       lengths: (2,), what a unit of each coordinate is in the space of parameters.
+      names: what the three points are called below the picture.
     """
     figure, axes = new_panels(
         len(values),
@@ -60,6 +62,10 @@ def draw_surfaces(
             )
         axis.set(title=title, aspect="equal", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
         axis.grid(visible=False)
+    figure.supxlabel(
+        "; ".join(f"point {number}: {name}" for number, name in enumerate(names, start=1)),
+        fontsize="small",
+    )
     save(figure, path)
 
 

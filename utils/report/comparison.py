@@ -1,14 +1,16 @@
 """The report of a comparison: comparison.html, .csv, .md and the pictures."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.judging import floors
+from haiku_posteriors.core.judging import floors, loo
 from haiku_posteriors.core.judging.bootstrap import Estimate
-from haiku_posteriors.utils import ensemble_utils
+from haiku_posteriors.core.judging.loo import Elpd
+from haiku_posteriors.utils import ensemble_utils, files
+from haiku_posteriors.utils.logging_utils import tell
 from haiku_posteriors.utils.plots import calibration, comparison, predictive
 from haiku_posteriors.utils.report import pages, run_folders, run_networks
 from haiku_posteriors.utils.report.run_folders import OpenedRun
@@ -19,6 +21,10 @@ LABELS = {
     "rmse": "RMSE",
     "nll": "NLL",
     "nll_difference": "NLL - reference's",
+    "elpd_loo": "elpd, PSIS-LOO",
+    "elpd_waic": "elpd, WAIC",
+    "elpd_difference": "elpd - reference's, PSIS-LOO",
+    "doubtful_rows": "rows of doubtful Pareto k",
     "ece": "ECE",
     "brier": "Brier score",
     "coverage_90": "coverage of 90 % intervals",
@@ -42,14 +48,19 @@ DISTANCES = {
     )
 }
 DEFINITIONS = (
-    "± is a standard error: over the test rows (bootstrap); for parameters and floors, the "
-    "standard deviation over ways to halve the reference's chains. The randomness of training is "
-    "in neither.",
+    "± is a standard error: over the test rows (bootstrap) and, of distances, over draws (blocks "
+    "of draws, or whole chains, left out); for parameters and floors, the standard deviation over "
+    "ways to halve the reference's chains. The randomness of training is in neither.",
     "The floor is what draws from the reference itself score: one half of its chains against the "
     "other, thinned to as many draws as the method has. Distances of finite sets of draws are "
     "above zero by chance alone, the more so the fewer there are; the method is measured against "
     "the same halves with the same number of draws. Green: within two standard errors of the "
     "floor, or better, as the average of a few point estimates can be.",
+    "elpd is the sum over training rows of the log-density that the posterior without a row would "
+    "give it, by Pareto-smoothed importance sampling (PSIS-LOO) or by WAIC: the larger the better. "
+    "Its difference from the reference's is paired, row by row. Where the Pareto shape k of a row "
+    "exceeds 0.7 the row is told to be doubtful, and so is the sum. Of methods that do not draw "
+    "from the posterior it says what their draws would give if they were its.",
     "Agreement is the share of rows with the same most probable class, total variation the mean of "
     "half the absolute differences of class probabilities, both of predictions averaged over "
     "draws.",
@@ -63,6 +74,7 @@ DEFINITIONS = (
     "not.",
     "R-hat and effective sample size (ESS) are of predictions at test rows, for Markov chains.",
 )
+PAGE = "comparison.html"
 MAX_PARAMETERS = 300  # parameters compared, with all their correlations
 GRID_POINTS = 300
 GRID_MARGIN = 0.3  # how far beyond the data the panels reach, in units of their range
@@ -90,6 +102,7 @@ def write(
     for candidate in candidates:
         run_folders.refuse_other_data(candidate, reference)
     reference, *candidates = run_folders.distinct_names([reference, *candidates])
+    files.open_report(directory, PAGE)
     results = _results(reference, candidates)
     warnings, notes = remarks(reference, candidates)
     pictures, left_out = _draw(directory, reference, candidates, results, data_dir)
@@ -107,14 +120,14 @@ def write(
         ),
         "What the numbers mean": pages.html_list(DEFINITIONS),
     }
-    pages.write_html(directory / "comparison.html", title, sections)
+    pages.write_html(directory / PAGE, title, sections)
     print(pages.text_table(results, LABELS, "simple"))
     print("In brackets: the floor, what as many draws of the reference itself would score.")
     for sentence in warnings:
         print(f"Warning: {sentence}")
     for sentence in notes:
         print(f"- {sentence}")
-    print(f"The report is {directory / 'comparison.html'}; comparison.csv and .md are beside it.")
+    print(f"The report is {directory / PAGE}; comparison.csv and .md are beside it.")
 
 
 def remarks(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> tuple[list[str], list[str]]:
@@ -157,7 +170,9 @@ def _results(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> pages.Res
         run_folders.read_parameters(reference, MAX_PARAMETERS) if with_parameters else None
     )
     results = {}
+    elpds = {run.name: elpd_of_run(run) for run in (reference, *candidates)}
     for run in (reference, *candidates):
+        tell(f"Comparing {run.name} with {reference.name} ...")
         parameters = None
         if reference_sample is not None and run.flags:
             sample = reference_sample
@@ -169,9 +184,38 @@ def _results(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> pages.Res
             _facts(run)
             | floors.quality(run.predictions)
             | floors.likelihood_difference(run.predictions, theirs)
+            | _elpd_numbers(run, reference, elpds)
             | floors.compare(run.predictions, theirs, parameters)
         )
     return results
+
+
+def elpd_of_run(run: OpenedRun) -> tuple[Elpd, Elpd | None] | None:
+    """By LOO and, at temperature 1, by WAIC; None where the draws are too few or not known."""
+    found = run_folders.read_train_log_likelihoods(run)
+    if found is None or found[0].shape[0] * found[0].shape[1] < loo.MIN_DRAWS:
+        return None
+    temperature = float(run.flags.get("temperature", 1.0))
+    by_waic = loo.waic(found[0]) if temperature == 1 else None
+    return loo.loo(found[0], temperature=temperature), by_waic
+
+
+def _elpd_numbers(
+    run: OpenedRun, reference: OpenedRun, elpds: Mapping[str, tuple[Elpd, Elpd | None] | None]
+) -> dict[str, Estimate]:
+    ours, theirs = elpds[run.name], elpds[reference.name]
+    if ours is None:
+        return {}
+    by_loo, by_waic = ours
+    numbers = {
+        "elpd_loo": Estimate(by_loo.value, by_loo.error),
+        "doubtful_rows": Estimate(float(by_loo.num_doubtful)),
+    }
+    if by_waic:
+        numbers["elpd_waic"] = Estimate(by_waic.value, by_waic.error)
+    if theirs and run is not reference:
+        numbers["elpd_difference"] = Estimate(*loo.difference(by_loo, theirs[0]))
+    return numbers
 
 
 def _facts(run: OpenedRun) -> dict[str, Estimate]:
@@ -197,6 +241,7 @@ def _draw(
     data_dir: str | None,
 ) -> tuple[dict[pathlib.Path, str], list[str]]:
     """Draws what the data allow; captions by file, and a sentence on what could not be drawn."""
+    tell("Drawing ...")
     pictures, left_out = {}, []
     everyone = (reference, *candidates)
     if reference.flags and reference.predictions.task == "regression":

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from haiku_posteriors.core.judging.bootstrap import Estimate
 from haiku_posteriors.core.judging.floors import is_at_floor
-from haiku_posteriors.utils.files import write_atomically
+from haiku_posteriors.utils.files import write_text
 
 Results = Mapping[str, Mapping[str, Estimate]]  # by the run's name, then by the number's
 
@@ -128,12 +128,12 @@ def write_html(path: pathlib.Path, title: str, sections: Mapping[str, str]) -> N
         f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style></head>\n"
         f"<body><h1>{html.escape(title)}</h1>\n{body}\n</body></html>\n"
     )
-    write_atomically(path, page.encode())
+    write_text(path, page)
 
 
 def write_markdown(path: pathlib.Path, results: Results, labels: Mapping[str, str]) -> None:
     """The table of `text_table` for a page of documentation."""
-    write_atomically(path, (text_table(results, labels, "github") + "\n").encode())
+    write_text(path, text_table(results, labels, "github") + "\n")
 
 
 def write_csv(path: pathlib.Path, results: Results) -> None:
@@ -146,4 +146,4 @@ def write_csv(path: pathlib.Path, results: Results) -> None:
             writer.writerow(
                 [run, metric, *("" if math.isnan(value) else repr(value) for value in estimate)]
             )
-    write_atomically(path, buffer.getvalue().encode())
+    write_text(path, buffer.getvalue())

@@ -46,7 +46,7 @@ def draw_run(
     if len(rows) > 1:
         score = "rmse" if dataset.task == "regression" else "accuracy"
         keys = ["log_joint", "train_nll", "test_nll", f"test_{score}"]
-        pictures["curves.png"] = lambda path: curves.training_curves(path, rows, keys)
+        pictures["curves.png"] = lambda path: curves.training_curves(path, rows, keys, title)
     for file_name, draw in pictures.items():
         draw(directory / file_name)
     return [directory / file_name for file_name in pictures]
@@ -67,7 +67,8 @@ def predict_grid(
     return outputs.reshape(-1, *outputs.shape[2:])
 
 
-def _axis(values: np.ndarray, points: int) -> np.ndarray:
+def grid_axis(values: np.ndarray, points: int) -> np.ndarray:
+    """Evenly spaced inputs, somewhat beyond the data on both sides."""
     low, high = float(values.min()), float(values.max())
     margin = GRID_MARGIN * (high - low)
     return np.linspace(low - margin, high + margin, points)
@@ -76,7 +77,7 @@ def _axis(values: np.ndarray, points: int) -> np.ndarray:
 def _predictive(
     path: pathlib.Path, title: str, log_joint: LogJoint, dataset: Dataset, result: RunResult
 ) -> None:
-    grid = _axis(dataset.x_train, GRID_POINTS)
+    grid = grid_axis(dataset.x_train, GRID_POINTS)
     predictions = predict_grid(log_joint, dataset, result, grid[:, None])
     targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset.form)
     predictive.predictive_panel(
@@ -87,7 +88,7 @@ def _predictive(
 def _surface(
     path: pathlib.Path, title: str, log_joint: LogJoint, dataset: Dataset, result: RunResult
 ) -> None:
-    first, second = (_axis(dataset.x_train[:, column], GRID_SIDE) for column in (0, 1))
+    first, second = (grid_axis(dataset.x_train[:, column], GRID_SIDE) for column in (0, 1))
     grid = np.stack([mesh.ravel() for mesh in np.meshgrid(first, second)], axis=1)
     probabilities = predict_grid(log_joint, dataset, result, grid)
     predictive.decision_surface(

@@ -10,7 +10,7 @@ from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging.distances import SMALLEST_PROBABILITY
 from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.utils import data_utils
-from haiku_posteriors.utils.files import read_arrays
+from haiku_posteriors.utils.files import read_arrays, readable
 from haiku_posteriors.utils.report.run_folders import OpenedRun
 
 TEXT_SUFFIXES = (".csv", ".txt", ".tsv")
@@ -47,14 +47,19 @@ def open_predictions(path: pathlib.Path) -> OpenedRun:
             f"{path} holds an array of shape {probabilities.shape}; class probabilities are "
             "(rows, classes), or (draws, rows, classes)."
         )
-    off = np.abs(probabilities.sum(axis=-1) - 1)
-    if not (np.all(probabilities >= 0) and np.all(off <= SUM_TOLERANCE)):
-        row = int(np.argmax(np.where(np.isfinite(off), off, np.inf).max(axis=0)))
+    if probabilities.dtype.kind not in "biuf":
+        raise UserError(f"{path} must hold real numbers, not values of {probabilities.dtype}.")
+    sums = np.abs(probabilities.sum(axis=-1) - 1) <= SUM_TOLERANCE  # False for NaN
+    wrong = np.argwhere(~(sums & np.all(probabilities >= 0, axis=-1)))
+    if len(wrong):
+        draw, row = wrong[0]
+        of_draw = f" of draw {draw}" if len(probabilities) > 1 else ""
+        values = probabilities[draw, row].tolist()
         raise UserError(
-            f"{path} holds no class probabilities: row {row} has {probabilities[0, row].tolist()}, "
-            "which are not all at least 0 with a sum of 1."
+            f"{path} holds no class probabilities: row {row}{of_draw} has {values}, which are not "
+            "all at least 0 with a sum of 1."
         )
-    name = path.name.split(".")[0]
+    name = readable(path.name.split(".")[0])
     published = OpenedRun(
         name, path, Predictions("classification", probabilities[None]), {}, {}, {}
     )

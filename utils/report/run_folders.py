@@ -10,7 +10,7 @@ from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.utils import checkpoint_utils
-from haiku_posteriors.utils.files import read_arrays, read_json
+from haiku_posteriors.utils.files import read_arrays, read_json, readable
 
 T = TypeVar("T")
 
@@ -25,6 +25,9 @@ POSTERIOR_FLAGS = (
     *("prior_group", "prior_mixture_weight", "prior_mixture_ratio", "prior_degrees_of_freedom"),
     *("temperature", "stochastic_params"),
 )
+# What the files of a run must have for these to be read.
+FLAGS_NEEDED = dict.fromkeys(("method", "dataset_name", "model_name", "use_float64"), object)
+SUMMARY_NEEDED = {"num_draws": int, "test": dict, "data_sha256": str, "dataset": str}
 ARRAY_NAMES = ("test_predictions", "test_log_likelihoods", "test_targets", "num_chains")
 
 
@@ -73,10 +76,10 @@ def open_run(path: pathlib.Path) -> OpenedRun:
             f"The run in {path} is not finished: it has no summary.json. The command that started "
             f"it goes on with it, given --dir={path}."
         )
-    summary = read_json(path / "summary.json")
+    summary = read_json(path / "summary.json", SUMMARY_NEEDED)
     diagnostics_path = path / "diagnostics.json"
     return OpenedRun(
-        name=path.resolve().name,
+        name=readable(path.resolve().name),
         path=path,
         predictions=_read_predictions(path, summary),
         flags=run_flags,
@@ -91,7 +94,7 @@ def read_flags(path: pathlib.Path) -> dict[str, Any]:
         raise UserError(f"There is no run folder {path}.")
     if not (path / "flags.json").is_file():
         raise UserError(f"{path} holds no run: it has no flags.json.")
-    return read_json(path / "flags.json")
+    return read_json(path / "flags.json", FLAGS_NEEDED)
 
 
 def needs_float64(runs: Sequence[OpenedRun]) -> bool:
@@ -143,7 +146,9 @@ def distinct_names(runs: Sequence[OpenedRun]) -> list[OpenedRun]:
     """The same runs under distinct names: the folder's own, or with its parent's in front."""
     names = [run.name for run in runs]
     chosen = [
-        f"{run.path.resolve().parent.name}/{run.name}" if names.count(run.name) > 1 else run.name
+        f"{readable(run.path.resolve().parent.name)}/{run.name}"
+        if names.count(run.name) > 1
+        else run.name
         for run in runs
     ]
     for run, name in zip(runs, chosen, strict=True):
@@ -194,6 +199,26 @@ def read_parameters(run: OpenedRun, max_parameters: int) -> ParameterSample:
     parts = map_draw_files(run, sample)
     values = np.concatenate([values for _, values in parts], axis=1)
     return ParameterSample(parts[0][0], values.reshape(run.predictions.num_draws, -1))
+
+
+def read_train_log_likelihoods(run: OpenedRun) -> tuple[np.ndarray, np.ndarray] | None:
+    """Log-likelihoods of the training rows, (chains, draws, rows), and which draws these are.
+
+    None for files of predictions, and for runs of version 0.2.0, which did not keep them.
+    """
+    path = run.path / "train_log_likelihoods.npz"
+    if not run.flags or not path.is_file():
+        return None
+    arrays = read_arrays(path)
+    values, draws = (arrays.get(name, np.zeros(0)) for name in ("log_likelihoods", "draws"))
+    chains, per_chain = run.predictions.outputs.shape[:2]
+    fits = values.ndim == 3 and values.shape[:2] == (chains, len(draws))
+    if not (fits and np.all((draws >= 0) & (draws < per_chain))):
+        raise UserError(
+            f"{path} is damaged: it holds log-likelihoods of shape {values.shape} for "
+            f"{len(draws)} of {per_chain} draws of each of {chains} chains."
+        )
+    return values, draws
 
 
 def _apply_to_file(

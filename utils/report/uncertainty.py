@@ -18,6 +18,7 @@ from haiku_posteriors.utils.report import pages, run_networks
 from haiku_posteriors.utils.report.run_folders import OpenedRun
 from haiku_posteriors.utils.report.run_networks import Predictor
 
+PAGE = "uncertainty.html"
 MAIN_SCORE = {"classification": "entropy", "regression": "total"}
 SHOWN = {
     "classification": ("accuracy", "nll", "ece", "brier"),
@@ -141,11 +142,11 @@ def write(directory: pathlib.Path, evaluations: Sequence[Evaluation], notes: lis
         "What the numbers mean": pages.html_list(DEFINITIONS),
     }
     title = f"Uncertainty on {evaluations[0].dataset}"
-    pages.write_html(directory / "uncertainty.html", title, sections)
+    pages.write_html(directory / PAGE, title, sections)
     print(pages.text_table(results, labels, "simple"))
     for sentence in notes:
         print(f"- {sentence}")
-    print(f"The report is {directory / 'uncertainty.html'}; uncertainty.csv and .md are beside it.")
+    print(f"The report is {directory / PAGE}; uncertainty.csv and .md are beside it.")
 
 
 def _test_numbers(test: Predictions, scores: Scores) -> dict[str, Estimate]:

@@ -33,8 +33,8 @@ def describe_generator(
     if not path.is_file():
         raise UserError(f"generator is 'auto' or a YAML file, and there is no file {path}.")
     try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path} is no YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict) or content.get("kind") not in KINDS:
         raise UserError(f"{path} needs a line 'kind: mlp' or 'kind: matrix'.")

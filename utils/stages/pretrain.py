@@ -1,5 +1,8 @@
 """Parameters to start from, found by another method before the run."""
 
+import itertools
+from collections.abc import Callable
+
 import jax
 import numpy as np
 
@@ -8,7 +11,10 @@ from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import chains, devices
 from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.logging_utils import Sign, tell
 from haiku_posteriors.utils.train_utils import DivergedError
+
+PIECES = 50  # calls of the program, between which it can be said how far it is
 
 
 def pretrain(
@@ -20,21 +26,27 @@ def pretrain(
     num_chains: int,
     num_starts: int,
     num_epochs: int,
+    say: Callable[[str], None] = tell,
 ) -> Params:
     """Parameters to start from, (num_chains, ...): those a method has at the end of its epochs.
 
-    Each chain gets the best of `num_starts`, by the log-joint that its last epoch has met.
+    Each chain gets the best of `num_starts`, by the log-joint that its last epoch has met. `say` is
+    where progress goes.
     """
     total = num_chains * num_starts
     program, data = chains.compile_stage(log_joint, dataset, method, seed, total, chains.PRETRAIN)
     keys = jax.vmap(lambda chain: chains.chain_key(seed, chains.PRETRAIN_INIT, 0, chain))(
         np.arange(total)
     )
-    state, info, finite, _ = program.run(
-        program.init(jax.vmap(log_joint.init)(keys)), data, 0, num_epochs
-    )
-    if not finite:
-        raise DivergedError("Pretraining met a number that is not finite; lower init_step_size.")
+    state, sign = program.init(jax.vmap(log_joint.init)(keys)), Sign(say)
+    pieces = np.unique(np.linspace(0, num_epochs, PIECES + 1).astype(int)).tolist()
+    for first, last in itertools.pairwise(pieces):
+        state, info, finite, _ = program.run(state, data, first, last)
+        if not finite:
+            raise DivergedError(
+                "Pretraining met a number that is not finite; lower init_step_size."
+            )
+        sign(f"Pretraining: epoch {last} of {num_epochs} ...")
     values = np.asarray(info["log_joint"]).reshape(num_chains, num_starts, -1).mean(axis=2)
     best = values.argmax(axis=1) + num_starts * np.arange(num_chains)
     return jax.tree.map(lambda leaf: leaf[best], devices.to_host(state.params))

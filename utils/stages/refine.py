@@ -16,6 +16,7 @@ from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import chains, devices
 from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.logging_utils import Sign, tell
 
 PILOT_CHAINS = 4
 PILOT_ITERATIONS = 60
@@ -31,7 +32,7 @@ def refine(
     step_size: float | None = None,
     trajectory_len: float | None = None,
     max_num_leapfrog_steps: int = 10_000,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = tell,
 ) -> Params:
     """Moves every draw by `num_iterations` HMC transitions, all draws side by side.
 
@@ -65,7 +66,12 @@ def refine(
             log_joint, dataset, method, seed, len(some), chains.PILOT
         )
         state = program.init(jax.tree.map(lambda leaf: leaf[some], flat))
-        state, info, *_ = program.run(state, data, 0, PILOT_ITERATIONS)
+        say(f"Refinement: a pilot of {PILOT_ITERATIONS} transitions of {len(some)} draws ...")
+        sign = Sign(say)
+        for iteration in range(PILOT_ITERATIONS):
+            state, info, *_ = program.run(state, data, iteration, iteration + 1)
+            jax.block_until_ready(state)
+            sign(f"Refinement: transition {iteration + 1} of the pilot ...")
         step_size = float(np.median(state.step_size))
         num_steps = int(np.max(info["num_leapfrog_steps"]))
         trajectory_len = step_size * num_steps
@@ -81,6 +87,7 @@ def refine(
         max_num_leapfrog_steps=max_num_leapfrog_steps,
     )
     program, data = chains.compile_stage(log_joint, dataset, method, seed, total, chains.REFINE)
+    say(f"Refinement: compiling, then {num_iterations} transition(s) of {total} draws ...")
     state = program.init(flat)
     for iteration in range(num_iterations):
         state, info, *_ = program.run(state, data, iteration, iteration + 1)

@@ -8,6 +8,7 @@ otherwise use a small generator on the linear network.
 import functools
 import math
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,10 @@ from haiku_posteriors.core.implicit import generators, implicit_vi
 from haiku_posteriors.core.implicit.generators import MLP
 from haiku_posteriors.core.implicit.implicit_vi import Estimator, ImplicitTerms, Objective
 from haiku_posteriors.core.implicit.samplers import Sampler, Start
+from haiku_posteriors.core.likelihoods import gaussian
+from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import chains, devices
 
 ROWS, FEATURES, NOISE, PRIOR_STD = 24, 3, 0.7, 1.3
@@ -326,6 +330,19 @@ def test_starts():
     flat = np.concatenate([leaf.reshape(500, -1) for leaf in jax.tree.leaves(draws)], axis=1)
     assert np.abs(flat.mean(axis=0)).mean() < 0.5
     assert flat.std(axis=0).mean() == pytest.approx(PRIOR_STD, rel=0.3)
+
+
+def test_a_start_at_the_prior_has_the_prior_of_the_noise():
+    """Around log 0.05, one e-fold wide, and not around 0 as wide as the weights (0.1)."""
+    log_joint = make_log_joint(
+        lambda x: hk.Linear(1)(x), INPUTS, make_prior(100.0), gaussian(0.05, learn_noise=True)
+    )
+    generator = small_generator(log_joint, 8)
+    method = implicit_vi.implicit_vi(log_joint, generator=generator, start=Start("prior"))
+    draws = method.sample(jax.random.key(0), method.init(jax.random.key(1), None), 1000)
+    noise = draws["likelihood"]["log_noise_std"]
+    assert float(noise.std()) == pytest.approx(1, rel=0.5)
+    assert float(noise.mean()) == pytest.approx(math.log(0.05), abs=0.5)
 
 
 def test_point_estimates_are_trained_and_shared_by_all_draws():

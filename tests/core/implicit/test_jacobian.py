@@ -142,6 +142,13 @@ def test_float32_keeps_what_a_gram_matrix_loses():
     assert float(factor_gradient(np.float32(1))) == pytest.approx(expected, abs=0.05)
 
 
+@pytest.mark.parametrize("columns", [12, 60])
+def test_exact_repeats_its_pass_over_nine_decades(columns):
+    """Where two passes gave NaN, or a value that was off by 0.8, in float32."""
+    matrix = with_spectrum(np.logspace(6, -3, columns), 3 * columns).astype(np.float32)
+    assert float(exact(matrix, np.float32(1)).value) == pytest.approx(numpy_value(matrix), abs=0.05)
+
+
 def test_float32_basis_stays_orthogonal():
     """All d steps over six decades find the smallest singular value; twice is enough."""
     matrix = with_spectrum(np.logspace(3, -3, 40), 100).astype(np.float32)

@@ -196,3 +196,25 @@ def test_parameters_are_compared_where_both_have_draws_of_them(reference):
     assert "correlation_error" not in floors.compare(two, reference, (ours[:2], theirs))
     itself = floors.compare(reference, reference, (theirs, theirs))
     assert itself["correlation_error"].value < 0.1
+
+
+def smooth_functions(rng, chains, draws, shift):
+    """Three random coefficients a draw, at 30 rows: what is off is off at all rows alike."""
+    x = np.linspace(-1, 1, 30)
+    basis = np.stack([np.ones(30), x, np.sin(3 * x)])
+    means = rng.normal(size=(chains, draws, 3)) * [1, 0.7, 0.4] @ basis + shift
+    return Predictions("regression", np.stack([means, np.ones_like(means)], axis=-1))
+
+
+@pytest.mark.parametrize("chains", [1, 4])
+def test_the_error_of_a_distance_is_its_spread_over_replicates(chains):
+    """Rows alone tell of a fraction of it. The spread over 16 is known to 18 %: a factor of 1.8."""
+    found = []
+    for seed in range(16):
+        rng = np.random.default_rng(seed)
+        candidate = smooth_functions(rng, chains, 160 // chains, shift=0.5)
+        found.append(floors.compare(candidate, smooth_functions(rng, 4, 50, shift=0.0)))
+    for name in ("w1", "std_ratio"):
+        spread = np.std([one[name].value for one in found], ddof=1)
+        printed = np.sqrt(np.mean([one[name].error ** 2 for one in found]))
+        assert 1 / 1.8 < printed / spread < 1.8, name

@@ -198,12 +198,37 @@ def masked(x):
     return hk.Conv1D(2, 1, mask=mask, name="layer")(x[:, :, None])[:, 0]
 
 
+def tied(read):
+    """A layer whose weights decode what it has encoded; `read` gets them a second time."""
+
+    def network(x):
+        layer = hk.Linear(4, name="layer")
+        return jnp.tanh(layer(x)) @ read(layer).T
+
+    return network
+
+
+class Tied(hk.Module):
+    """The same within a module that knows its layer's parameters by name."""
+
+    def __call__(self, x):
+        layer = hk.Linear(4, name="layer")
+        hidden = jnp.tanh(layer(x))
+        return jax.nn.relu(hidden @ layer.params_dict()[f"{layer.module_name}/w"].T)
+
+
 # Network, whether `local` and whether `flipout` covers `layer`.
 COVERAGE = {
     "linear": (lambda x: hk.Linear(2, name="layer")(x), True, True),
     "linear by keyword": (lambda x: hk.Linear(2, name="layer")(inputs=x), True, True),
     "several positions": (lambda x: hk.Linear(2, name="layer")(x[:, :, None])[:, 0], False, True),
     "called twice": (called_twice, False, False),
+    "tied": (tied(lambda layer: layer.params_dict()["layer/w"]), False, False),
+    "tied in a loop": (
+        tied(lambda layer: jax.lax.fori_loop(0, 2, lambda i, w: w, layer.params_dict()["layer/w"])),
+        False,
+        False,
+    ),
     "in a scan": (unrolled, False, False),
     "in a vmap": (
         lambda x: hk.vmap(hk.Linear(2, name="layer"), split_rng=False)(x), False, False,
@@ -240,9 +265,10 @@ def test_coverage(name):
     assert noisy_layers.covered_modules(apply, params, ROWS, "reparameterization") == ()
 
 
-def test_a_module_called_twice_falls_back_to_its_draw():
+@pytest.mark.parametrize("network", [called_twice, lambda x: Tied()(x)], ids=["twice", "tied"])
+def test_a_module_that_is_read_twice_falls_back_to_its_draw(network):
     """Then the estimate is the log-likelihood at the draw, to the bit."""
-    log_joint = make_log_joint(called_twice, ROWS, make_prior(1.0), gaussian(1.0, 4))
+    log_joint = make_log_joint(network, ROWS, make_prior(1.0), gaussian(1.0, 4))
     drawn = log_joint.init(jax.random.key(0))
     scales = scales_like(drawn)
     mean = jax.tree.map(jnp.zeros_like, drawn)

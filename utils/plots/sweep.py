@@ -1,0 +1,32 @@
+"""Curves over the temperature of the posterior."""
+
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from haiku_posteriors.core.judging.bootstrap import Estimate
+from haiku_posteriors.utils.plots.style import BLUE, GREY, new_panels, save
+
+
+def temperature_curves(
+    path: pathlib.Path,
+    results: Mapping[float, Mapping[str, Estimate]],
+    shown: Mapping[str, str],
+) -> None:
+    """One panel a number, with two standard errors, against the temperature; T = 1 is marked.
+
+    Args:
+      path: file to write.
+      results: numbers by temperature.
+      shown: labels of the numbers to draw; one that no run has is left out.
+    """
+    known = {key: text for key, text in shown.items() if any(key in r for r in results.values())}
+    figure, axes = new_panels(len(known), width=4.6, height=3.6, x_label="temperature")
+    for axis, (key, label) in zip(axes, known.items(), strict=True):
+        points = [(t, r[key].value, 2 * r[key].error) for t, r in results.items() if key in r]
+        temperatures, values, errors = np.array(points).T
+        axis.errorbar(temperatures, values, errors, color=BLUE, fmt="o-", capsize=3, lw=1.8)
+        axis.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
+        axis.set(xscale="log", title=f"{label} (±2 standard errors)")
+    save(figure, path)
