@@ -32,7 +32,7 @@ FLAGS = (
     Flag("temperature", "float", 1.0, "Of the method's posterior; not 1 is wrong on purpose."),
     Flag("false_alarm_rate", "float", 0.001, "Of a verdict, over all quantities of a method."),
     Flag("seed", "integer", 0, "Random seed."),
-    Flag("dir", "string", "runs/calibration", "Folder of the tables and pictures."),
+    Flag("dir", "path", "runs/calibration", "Folder of the tables and pictures."),
 )
 GROUPS = {"Calibration": FLAGS}
 

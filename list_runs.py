@@ -16,7 +16,7 @@ from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import run_page
 from haiku_posteriors.utils.settings import Settings
 
-FLAGS = (Flag("dir", "string", "runs", "Folder to look in; may be given without --dir."),)
+FLAGS = (Flag("dir", "path", "runs", "Folder to look in; may be given without --dir."),)
 GROUPS = {"Runs": FLAGS}
 HEADERS = ("run", "state", "method", "data", "network", "test", "verdict")
 

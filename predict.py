@@ -21,7 +21,7 @@ from haiku_posteriors.utils.report.loaded_runs import LoadedRun
 from haiku_posteriors.utils.settings import Settings
 
 FLAGS = (
-    Flag("run", "string", None, "Folder of the run."),
+    Flag("run", "path", None, "Folder of the run."),
     Flag(
         "inputs",
         "string",
@@ -29,7 +29,7 @@ FLAGS = (
         "Rows to predict, in their own units: .csv, .tsv or .parquet with the columns of the "
         "training data, or .npz with an array x.",
     ),
-    Flag("output", "string", None, "File to write: .csv, .npz or .parquet."),
+    Flag("output", "path", None, "File to write: .csv, .npz or .parquet."),
     Flag("quantiles", "list", [], "Quantiles of the predictive mixture, such as 0.05,0.5,0.95."),
     Flag("per_draw", "bool", False, "Also write what every draw predicts (.npz alone)."),
     Flag(
