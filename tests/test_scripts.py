@@ -321,7 +321,7 @@ MISTAKES = {
         "--energy_variance=0": "energy_variance must be positive",
         "--step_size=1e-6": "more than max_num_leapfrog_steps = 10000",
         "--num_burn_in_iterations=0": "Without burn-in the step size cannot be adapted",
-        "--stochastic_params=output": "give an init_checkpoint",
+        "--stochastic_params=output --warm_start_epochs=0": "give an init_checkpoint",
         "--init_checkpoint=nowhere": "There is no file nowhere",
     },
     run_sgmcmc: {

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from haiku_posteriors.core import hmc
+from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging.bias import BiasReport
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.utils import tasks
@@ -39,6 +40,11 @@ def run_chains(
     settings = task.settings
     given = warm_start.given_starts(task)
     burn_in, thinning = settings.num_burn_in_iterations, settings.thinning
+    if settings.num_iterations - burn_in < thinning:  # said before anything is trained
+        raise UserError(
+            f"No draws would be collected in {settings.num_iterations} iterations, {burn_in} of "
+            "them burn-in; run longer."
+        )
     rules = ChainRules(burn_in, trajectory_length(task), adjusted)
     directory = tasks.open_folder(task)
     starts = warm_start.train_starts(task, directory, given)

@@ -291,7 +291,7 @@ def test_a_users_network_is_found_in_the_working_directory(user_package, functio
         ("networks:missing", r"module 'someones_package\.networks' has no 'missing'\.$"),
         ("networks:", r"module 'someones_package\.networks' has no ''\.$"),
         ("networks:not_a_function", r"'not_a_function' is not a function \(int\)\.$"),
-        ("absent:fixed", r"cannot be imported \(ModuleNotFoundError: No module named .*\)\.$"),
+        ("absent:fixed", r"cannot be imported \(ModuleNotFoundError: No module named .*\)"),
         ("broken:fixed", r"cannot be imported \(ZeroDivisionError: division by zero\)\.$"),
     ],
 )

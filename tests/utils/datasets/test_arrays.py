@@ -123,7 +123,7 @@ def test_files_that_are_no_archives_are_refused(own, tmp_path):
     with refused("own.npz", "damaged or of another kind"):
         data_utils.load(str(path))
     path.write_bytes(b"some text")
-    with refused("own.npz", "pickled"):
+    with refused("own.npz", "no .npz archive"):
         data_utils.load(str(path))
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
