@@ -359,8 +359,8 @@ MISTAKES = {
         "--num_burn_in_iterations=0": "Without burn-in the step size cannot be adapted",
         "--step_size=1e-3 --trajectory_jitter=2": "trajectory_jitter",
         "--target_accept=1.5": "target_accept",
-        "--num_iterations=10 --num_burn_in_iterations=10": "No draws would be collected",
-        "--stochastic_params=output": "give an init_checkpoint",
+        "--num_iterations=9 --num_burn_in_iterations=9 --warm_start_epochs=0": "No draws would be",
+        "--stochastic_params=output --warm_start_epochs=0": "give an init_checkpoint",
         "--init_checkpoint=hmc --num_chains=5": "give --num_chains=2",
     },
     run_sgmcmc: {
