@@ -127,5 +127,5 @@ def test_files_that_are_no_archives_are_refused(own, tmp_path):
         data_utils.load(str(path))
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with refused("own.npz", "single array"):
+    with refused("own.npz", "no .npz archive"):
         data_utils.load(str(path))
