@@ -41,7 +41,7 @@ from haiku_posteriors.utils import chains, data_utils, devices, problem
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.problem import Problem
 
-CHAINS, WARM_UP, TRAINING = 4, 200, 1000
+CHAINS, WARM_UP, NUM_DRAWS, TRAINING = 4, 200, 400, 1000
 ARGUMENTS = dict(argument[2:].split("=") for argument in sys.argv[1:])
 HAS_NUMPYRO = importlib.util.find_spec("numpyro") is not None
 
@@ -272,7 +272,7 @@ def main() -> None:
         posterior = Posterior(log_joint, dataset, state.params)
         rows, reference = [], None
         for sampler, run in SAMPLERS.items():
-            outcome = run(posterior, 800)
+            outcome = run(posterior, NUM_DRAWS)
             found = measure(posterior, outcome)
             reference = reference or found
             rows.append(
