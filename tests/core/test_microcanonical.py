@@ -15,7 +15,7 @@ from haiku_posteriors.core import hamiltonian, trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
-from haiku_posteriors.core.microcanonical import kick, random_velocity, refresh, trajectory
+from haiku_posteriors.core.microcanonical import kick, random_velocity, trajectory
 from haiku_posteriors.core.priors import make_prior
 
 NO_DATA_64 = Data(*(np.zeros(shape) for shape in ((1, 1), (1, 1), 1)), num_rows=1)
@@ -205,26 +205,40 @@ def test_float32_resolves_the_change_of_energy_of_a_million_parameters():
     assert abs(double) > 1 and single == pytest.approx(double, abs=0.1)
 
 
-def test_refreshment_forgets_a_direction_in_its_length():
-    """The mean cosine after n refreshments of step e is exp(-n e / L) up to 1 / D; uniform later.
+def test_noise_forgets_a_direction_in_its_length():
+    """Where nothing pulls, the mean cosine after a time t is exp(-t / L) up to 1 / D; later 0.
 
     At 5 standard errors; the cosine of a uniform direction has variance 1 / D.
     """
-    dimensions, num_chains, step_size, length = 400, 200, 0.1, 1.0
+    dimensions, num_chains, length = 400, 200, 1.0
+    log_joint = target_of_density(lambda w: 0 * w, dimensions)
+    start = hamiltonian.start(log_joint, log_joint.init(None))
     keys = jax.random.split(jax.random.key(0), num_chains)
-    first = jax.vmap(lambda key: random_velocity(key, jnp.zeros(dimensions)))(keys)
-    amount = jnp.sqrt(jnp.expm1(2 * step_size / length))
 
     @jax.jit
-    def after(num_steps):
-        def body(i, v):
-            return jax.vmap(lambda key, v: refresh(jax.random.fold_in(key, i), v, amount))(keys, v)
+    def cosines(num_steps):
+        def run(key):
+            first = random_velocity(jax.random.fold_in(key, 0), start.params)
+            path = trajectory(
+                jax.random.fold_in(key, 1),
+                log_joint,
+                start,
+                first,
+                NO_DATA,
+                step_size=jnp.float32(0.1),
+                inverse_mass={"x": {"w": jnp.ones((), jnp.float32)}},
+                num_steps=num_steps,
+                decoherence_length=length,
+            )
+            products = jax.tree.map(jnp.multiply, first, path.velocity)
+            return trees.total(products) / dimensions, path.squared_errors
 
-        return jnp.sum(first * jax.lax.fori_loop(0, num_steps, body, first), axis=1) / dimensions
+        return jax.vmap(run)(keys)
 
     error = 5 / math.sqrt(dimensions * num_chains)
-    assert np.mean(after(10)) == pytest.approx(math.exp(-1), abs=error + 2 / dimensions)
-    late = np.asarray(after(100))
+    early, squares = cosines(10)
+    assert np.mean(early) == pytest.approx(math.exp(-1), abs=error + 2 / dimensions)
+    assert np.all(squares == 0)  # noise changes no energy
+    late = np.asarray(cosines(100)[0])
     assert np.mean(late) == pytest.approx(0, abs=error)
     assert np.var(late) * dimensions == pytest.approx(1, abs=5 * math.sqrt(2 / num_chains))
-    assert trees.total(first[0] ** 2) == pytest.approx(dimensions, rel=1e-5)
