@@ -248,8 +248,8 @@ def test_wrong_inputs_are_refused_in_one_sentence(regression, tmp_path, content)
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"run": ""}, "Give --run"),
-        ({"output": ""}, "Give --output"),
+        ({"run": ""}, "--run is empty"),
+        ({"output": ""}, "--output is empty"),
         ({"run": "nowhere"}, "There is no run folder nowhere"),
         ({"run": "."}, "holds no problem.json"),
         ({"inputs": "nowhere.csv"}, "There is no file nowhere.csv"),

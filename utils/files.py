@@ -20,7 +20,7 @@ def expand(name: str, what: str = "A path") -> pathlib.Path:
     if not name or "\0" in name:
         raise UserError(f"{what} is empty or holds a null character.")
     expanded = pathlib.Path(os.path.expanduser(name))
-    if expanded.parts[0].startswith("~"):
+    if name.startswith("~") and str(expanded) == name:
         raise UserError(f"{what}: there is no user {expanded.parts[0]}.")
     return expanded
 
