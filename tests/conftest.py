@@ -38,7 +38,15 @@ def shared_data() -> pathlib.Path:
 
 
 # The longest first: at the end they would leave a worker alone.
-LONG_FILES = ("test_scripts.py", "test_contract.py", "test_implicit_vi.py", "test_jacobian.py")
+LONG_FILES = (
+    "test_scripts.py",
+    "test_contract.py",
+    "test_sklearn.py",
+    "test_implicit_vi.py",
+    "test_jacobian.py",
+    "test_predict.py",
+    "test_mistakes.py",
+)
 
 
 @pytest.fixture

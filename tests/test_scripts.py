@@ -158,6 +158,7 @@ def test_run_mclmc_leaves_draws_history_and_an_estimate_of_its_bias(whole):
     assert draws["hidden_0/w"].shape == (2, 12, 1, 7)
 
 
+@pytest.mark.slow
 def test_adjusted_mclmc_has_no_bias_to_estimate(tmp_path, capsys):
     flags = (
         "--adjusted --num_iterations=8 --num_chains=1 --trajectory_len=0.05 --warm_start_epochs=0"
