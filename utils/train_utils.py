@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +19,12 @@ from jax.sharding import Mesh
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import metrics
-from haiku_posteriors.core.judging.predictions import Predictions, evenly, join
+from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, State
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, checkpoint_utils, devices, ensemble_utils, locks
+from haiku_posteriors.utils import chains, checkpoint_utils, devices, locks
+from haiku_posteriors.utils.collection import Collection
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.draws import DrawStore
 from haiku_posteriors.utils.files import JsonLines
@@ -33,13 +34,6 @@ from haiku_posteriors.version import __version__
 
 SAVE_SECONDS = 60.0  # maximum time between checkpoints, whatever `save_freq` says
 SECONDS_PER_CALL = 0.5  # how long the host lets the device run between two looks at it
-TRAIN_DRAWS_EVALUATED = 50  # maximum draws per chain in the training metrics of the summary
-# Training log-likelihoods that are kept, one a draw and row: 64 MB of float32.
-MAX_TRAIN_LOG_LIKELIHOODS = 2**24
-TABLE_COLUMNS = {
-    "classification": ["accuracy", "nll", "ece"],
-    "regression": ["rmse", "nll", "coverage_90"],
-}
 
 
 class DivergedError(ArithmeticError):
@@ -68,7 +62,7 @@ class RunResult:
       test_predictions: what the draws say about the test rows, in original units.
       test_metrics: metrics of the mixture of all draws.
       member_metrics: mean over draws of each draw's own metrics.
-      train_metrics: as `test_metrics`, on the training rows; of TRAIN_DRAWS_EVALUATED draws.
+      train_metrics: as `test_metrics`, on the training rows; of some draws.
       train_log_likelihoods: (chains, some draws, training rows), in the units of y, float32.
       train_draws: which draws of each chain these are.
       state: the method's state at the end, with a leading chain axis.
@@ -157,8 +151,8 @@ class Run:
           quiet: says nothing at all.
         """
         self.log_joint, self.dataset, self.num_steps = log_joint, dataset, num_steps
-        self._eval_freq, self._save_freq, self._num_draws = eval_freq, save_freq, num_draws
-        self._show, self._purposes, self._enough = list(show), purposes, enough
+        self._eval_freq, self._save_freq = eval_freq, save_freq
+        self._show, self._enough = list(show), enough
         self._last_answer = (-1, False)  # of `enough`, and the step it is for
         self._collects = collects or (lambda step: step == num_steps)
         num_collections = sum(map(self._collects, range(1, num_steps + 1)))
@@ -169,16 +163,8 @@ class Run:
         if directory and locks.hold(directory):  # else who holds it already releases it
             self._release = weakref.finalize(self, locks.release, directory)
         mesh = devices.make_mesh(num_chains)
-        pieces = log_joint.num_microbatches
-        self._train = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
-        self._test = devices.place_data(dataset.x_test, dataset.y_test, mesh)
-        self._train_targets, self.test_targets = (
-            ensemble_utils.targets_in_original_units(targets, dataset.form)
-            for targets in (dataset.y_train, dataset.y_test)
-        )
         self._program = chains.compile_method(method, seed, num_chains, mesh, purposes, is_finished)
         self._is_finished = jax.jit(is_finished) if is_finished else None
-        self._predict = ensemble_utils.make_predictor(log_joint, dataset.form)
         self._seconds = 0.0
         self._draws_expected: int | None = None  # by the checkpoint, of an earlier session
         self._last_save = time.monotonic()
@@ -188,9 +174,10 @@ class Run:
         self.step, self.state = 0, self._program.init(initial_params)
         remarks = self._resume(mesh) if directory else []
         self._store = DrawStore(directory, log_joint.shapes, num_collections * num_draws)
-        self._draws_per_block = self._store.draws_per_block(num_chains)
-        for part in self._store.parts():
-            self._predict_again(part, devices.chain_sharding(mesh))
+        self._collection = Collection(
+            log_joint, dataset, self._program, purposes, mesh, num_chains, num_draws, self._store
+        )
+        self._train, self.test_targets = self._collection.train, self._collection.test_targets
         if self._draws_expected not in (None, self._store.num_draws):
             raise UserError(
                 f"{directory} is damaged: its checkpoint at {unit} {self.step} tells of "
@@ -254,11 +241,10 @@ class Run:
     def _change_draws(self, change: Callable[[State, Params], Params]) -> None:
         started = time.monotonic()
         # Sampled again, not taken from the disk: there they may have been changed already.
-        draws = self._program.sample(self.state, self._purposes.draw, self.step, self._num_draws)
-        draws = change(self.state, devices.to_host(draws))
+        draws = change(self.state, self._collection.sample_again(self.state, self.step))
         self._save(draws_are_there=False)
         self._store.clear()
-        self._keep(draws)
+        self._collection.keep(draws, self.step)
         self._seconds += time.monotonic() - started
         self._save()
 
@@ -289,7 +275,7 @@ class Run:
         if self._enough is None or not self._enough.is_asked(self.step):
             return False
         if self._last_answer[0] != self.step:
-            predictions = self._store.predictions(self.test_targets)
+            predictions = self._collection.predictions()
             assert self._history is not None and predictions is not None
             answer = self._enough.is_enough(predictions, _stack(self._history.rows))
             self._last_answer = (self.step, answer)
@@ -357,8 +343,7 @@ class Run:
         started = time.monotonic()
         collects = self._collects_now()
         if collects:
-            for draws in self._sample(self._purposes.draw):
-                self._keep(draws)
+            self._collection.collect(self.state, self.step)
         last = self._is_over()
         if last or self.step % self._eval_freq == 0:
             self._evaluate(info, collects)
@@ -367,62 +352,16 @@ class Run:
             self._save()
         self._seconds += time.monotonic() - started
 
-    def _sample(self, purpose: int) -> Iterator[Params]:
-        """Draws of the current state, in blocks that fit into memory; mostly there is one."""
-        if self._num_draws <= self._draws_per_block:
-            yield self._program.sample(self.state, purpose, self.step, self._num_draws)
-            return
-        for first in range(0, self._num_draws, self._draws_per_block):
-            count = min(self._draws_per_block, self._num_draws - first)
-            block = np.int32(first // self._draws_per_block)
-            yield self._program.sample(self.state, purpose, self.step, count, block)
-
-    def _keep(self, draws: Params) -> None:
-        """Predicts with draws, and puts both where they belong."""
-        self._store.append_predictions(self._predict(draws, self._test))
-        self._store.append(devices.to_host(draws))
-        block = jax.tree.leaves(draws)[0].shape[1] < self._num_draws
-        if block and self._store.is_full():
-            self._store.flush(self.step)
-
     def _evaluate(self, info: Mapping[str, Any], just_collected: bool) -> None:
-        """Metrics of the current state's draws, and of all draws collected so far."""
-        collected = self._store.predictions(self.test_targets)
-        train, test = [], []
-        for draws in self._sample(self._purposes.evaluate):
-            train.append(self._predict(draws, self._train))
-            if not just_collected:
-                test.append(self._predict(draws, self._test))
-        if collected and just_collected:  # predicted with draws of the same state
-            latest = collected.latest(self._num_draws)
-        else:
-            latest = join(test, self.test_targets)
-        columns = TABLE_COLUMNS[self.dataset.task]
-        test_metrics = metrics.of_predictions(latest)
-        values = {name: float(np.mean(value)) for name, value in info.items()}
-        train_metrics = metrics.of_predictions(join(train, self._train_targets))
-        values |= {f"train_{name}": value for name, value in train_metrics.items()}
-        values |= {f"test_{name}": value for name, value in test_metrics.items()}
-        count, disagreement = latest.num_draws, test_metrics["disagreement"]
-        shown = [
-            "log_joint",
-            *self._show,
-            f"train_{columns[1]}",
-            *(f"test_{name}" for name in columns),
-        ]
-        if collected and collected.outputs.shape[1] > self._num_draws:
-            ensemble = metrics.of_predictions(collected)
-            values |= {f"ensemble_{name}": value for name, value in ensemble.items()}
-            shown += [f"ensemble_{name}" for name in columns[:2]]
-            count, disagreement = 2, ensemble["disagreement"]
-        values["disagreement"], values["seconds"] = disagreement, self._seconds
-        self.log.row(self.step, values, [*shown, "disagreement", "seconds"])
-        self._warn_if_draws_agree(count, disagreement, test_metrics)
-
-    def _warn_if_draws_agree(self, count: int, disagreement: float, test: dict) -> None:
+        found, columns, num_draws = self._collection.evaluate(self.state, self.step, just_collected)
+        values = {name: float(np.mean(value)) for name, value in info.items()} | found
+        values["seconds"] = self._seconds
+        shown = ["log_joint", *self._show, *columns, "disagreement", "seconds"]
+        self.log.row(self.step, values, shown)
+        disagreement = values["disagreement"]
         # Relative to the noise in regression; in nats in classification.
-        scale = test["aleatoric"] if self.dataset.task == "regression" else 1.0
-        if count > 1 and disagreement < 1e-3 * scale and not self._warned:
+        scale = values["test_aleatoric"] if self.dataset.task == "regression" else 1.0
+        if num_draws > 1 and disagreement < 1e-3 * scale and not self._warned:
             self._warned = True
             self.log.warn(
                 f"the draws practically agree (disagreement {disagreement:.2g}): these predictions "
@@ -465,36 +404,17 @@ class Run:
             )
         return remarks
 
-    def _predict_again(self, draws: Params, sharding: jax.sharding.Sharding) -> None:
-        at_once = min(self._num_draws, self._draws_per_block)
-        for predictions in ensemble_utils.predict_part(
-            self._predict, draws, self._test, at_once, sharding
-        ):
-            self._store.append_predictions(predictions)
-
     def _result(self) -> RunResult:
         info = jax.eval_shape(self._program.run, self.state, self._train, 0, 1)[1]
-        predictions = self._store.predictions(self.test_targets)
+        predictions = self._collection.predictions()
         assert predictions is not None
-        chains, total = predictions.outputs.shape[:2]
-        few = np.unique(np.linspace(0, total - 1, min(total, TRAIN_DRAWS_EVALUATED)).astype(int))
-        train = [self._predict(draws, self._train) for draws in self._store.chosen(few)]
-        # Whole blocks: a program for the last, shorter one would have to be compiled.
-        most = MAX_TRAIN_LOG_LIKELIHOODS // (chains * self._train.num_rows)
-        most -= most % TRAIN_DRAWS_EVALUATED if most > TRAIN_DRAWS_EVALUATED else 0
-        kept = evenly(total, max(1, most))
-        parts = [
-            self._predict(draws, self._train).log_likelihoods
-            for draws in self._store.chosen(kept, TRAIN_DRAWS_EVALUATED)
-        ]
         return RunResult(
             self._store,
             predictions,
             metrics.of_predictions(predictions),
             metrics.mean_over_draws(predictions),
-            metrics.of_predictions(join(train, self._train_targets)),
-            np.concatenate([part.astype(np.float32) for part in parts if part is not None], axis=1),
-            kept,
+            self._collection.train_metrics(),
+            *self._collection.train_log_likelihoods(),
             devices.to_host(self.state),
             {} if self._history is None else _stack(self._history.rows),
             self.step * int(np.prod(info["log_joint"].shape[1:])),

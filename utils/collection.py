@@ -1,0 +1,169 @@
+"""What a run draws and what its draws say: sampled, predicted with, kept and measured."""
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from haiku_posteriors.core.judging import metrics
+from haiku_posteriors.core.judging.predictions import Predictions, evenly, join
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import State
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import devices, ensemble_utils
+from haiku_posteriors.utils.chains import Program, Purposes
+from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.draws import DrawStore
+
+TRAIN_DRAWS_EVALUATED = 50  # maximum draws per chain in the training metrics of the summary
+# Training log-likelihoods that are kept, one a draw and row: 64 MB of float32.
+MAX_TRAIN_LOG_LIKELIHOODS = 2**24
+TABLE_COLUMNS = {
+    "classification": ["accuracy", "nll", "ece"],
+    "regression": ["rmse", "nll", "coverage_90"],
+}
+
+
+class Collection:
+    """The draws of a run, those of its states and those it keeps.
+
+    Attributes:
+      store: the draws that are kept.
+      train, test: the rows, on the devices.
+      train_targets, test_targets: of these, in original units.
+    """
+
+    def __init__(
+        self,
+        log_joint: LogJoint,
+        dataset: Dataset,
+        program: Program,
+        purposes: Purposes,
+        mesh: Mesh,
+        num_chains: int,
+        num_draws: int,
+        store: DrawStore,
+    ) -> None:
+        """Places the rows, and predicts again with the draws that the store holds already.
+
+        Args:
+          log_joint: the posterior.
+          dataset: training and test rows.
+          program: that samples.
+          purposes: of its keys.
+          mesh: where it runs.
+          num_chains: its chains.
+          num_draws: draws of each chain that are taken at once.
+          store: where draws go.
+        """
+        self._program, self._purposes, self._num_draws = program, purposes, num_draws
+        self._task, self.store = dataset.task, store
+        pieces = log_joint.num_microbatches
+        self.train = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
+        self.test = devices.place_data(dataset.x_test, dataset.y_test, mesh)
+        self.train_targets, self.test_targets = (
+            ensemble_utils.targets_in_original_units(targets, dataset.form)
+            for targets in (dataset.y_train, dataset.y_test)
+        )
+        self._predict = ensemble_utils.make_predictor(log_joint, dataset.form)
+        self._draws_per_block = store.draws_per_block(num_chains)
+        at_once = min(num_draws, self._draws_per_block)
+        for part in store.parts():
+            for predictions in ensemble_utils.predict_part(
+                self._predict, part, self.test, at_once, devices.chain_sharding(mesh)
+            ):
+                store.append_predictions(predictions)
+
+    def collect(self, state: State, step: int) -> None:
+        """Takes draws of a state and keeps them."""
+        for draws in self._sample(state, self._purposes.draw, step):
+            self.keep(draws, step)
+
+    def sample_again(self, state: State, step: int) -> Params:
+        """The draws that `collect` takes of a state, all of them, as host arrays."""
+        draws = self._program.sample(state, self._purposes.draw, step, self._num_draws)
+        return devices.to_host(draws)
+
+    def keep(self, draws: Params, step: int) -> None:
+        """Predicts with draws, and puts both where they belong."""
+        self.store.append_predictions(self._predict(draws, self.test))
+        self.store.append(devices.to_host(draws))
+        block = jax.tree.leaves(draws)[0].shape[1] < self._num_draws
+        if block and self.store.is_full():
+            self.store.flush(step)
+
+    def predictions(self) -> Predictions | None:
+        """Of all draws that are kept, on the test rows; None if there are none."""
+        return self.store.predictions(self.test_targets)
+
+    def evaluate(
+        self, state: State, step: int, just_collected: bool
+    ) -> tuple[dict[str, float], list[str], int]:
+        """Metrics of the current state's draws, and of all draws collected so far.
+
+        Args:
+          state: the current one.
+          step: its step.
+          just_collected: whether its draws are the last that were kept.
+
+        Returns:
+          The metrics by name; those of them that a table should show; of how many draws
+          `disagreement` is.
+        """
+        collected = self.predictions()
+        train, test = [], []
+        for draws in self._sample(state, self._purposes.evaluate, step):
+            train.append(self._predict(draws, self.train))
+            if not just_collected:
+                test.append(self._predict(draws, self.test))
+        if collected and just_collected:  # predicted with draws of the same state
+            latest = collected.latest(self._num_draws)
+        else:
+            latest = join(test, self.test_targets)
+        columns = TABLE_COLUMNS[self._task]
+        test_metrics = metrics.of_predictions(latest)
+        train_metrics = metrics.of_predictions(join(train, self.train_targets))
+        values = {f"train_{name}": value for name, value in train_metrics.items()}
+        values |= {f"test_{name}": value for name, value in test_metrics.items()}
+        shown = [f"train_{columns[1]}", *(f"test_{name}" for name in columns)]
+        count, values["disagreement"] = latest.num_draws, test_metrics["disagreement"]
+        if collected and collected.outputs.shape[1] > self._num_draws:
+            ensemble = metrics.of_predictions(collected)
+            values |= {f"ensemble_{name}": value for name, value in ensemble.items()}
+            shown += [f"ensemble_{name}" for name in columns[:2]]
+            count, values["disagreement"] = 2, ensemble["disagreement"]
+        return values, shown, count
+
+    def train_metrics(self) -> dict[str, float]:
+        """Metrics of some of the kept draws on the training rows."""
+        total = self.store.num_draws
+        few = np.unique(np.linspace(0, total - 1, min(total, TRAIN_DRAWS_EVALUATED)).astype(int))
+        parts = [self._predict(draws, self.train) for draws in self.store.chosen(few)]
+        return metrics.of_predictions(join(parts, self.train_targets))
+
+    def train_log_likelihoods(self) -> tuple[np.ndarray, np.ndarray]:
+        """(chains, some draws, training rows), in the units of y, float32; and which draws."""
+        predictions = self.predictions()
+        assert predictions is not None
+        chains, total = predictions.outputs.shape[:2]
+        # Whole blocks: a program for the last, shorter one would have to be compiled.
+        most = MAX_TRAIN_LOG_LIKELIHOODS // (chains * self.train.num_rows)
+        most -= most % TRAIN_DRAWS_EVALUATED if most > TRAIN_DRAWS_EVALUATED else 0
+        kept = evenly(total, max(1, most))
+        parts = [
+            self._predict(draws, self.train).log_likelihoods
+            for draws in self.store.chosen(kept, TRAIN_DRAWS_EVALUATED)
+        ]
+        found = [part.astype(np.float32) for part in parts if part is not None]
+        return np.concatenate(found, axis=1), kept
+
+    def _sample(self, state: State, purpose: int, step: int) -> Iterator[Params]:
+        """Draws of a state, in blocks that fit into memory; mostly there is one."""
+        if self._num_draws <= self._draws_per_block:
+            yield self._program.sample(state, purpose, step, self._num_draws)
+            return
+        for first in range(0, self._num_draws, self._draws_per_block):
+            count = min(self._draws_per_block, self._num_draws - first)
+            block = np.int32(first // self._draws_per_block)
+            yield self._program.sample(state, purpose, step, count, block)
