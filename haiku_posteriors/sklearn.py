@@ -12,20 +12,25 @@ A fitted one is saved into a folder without pickle (`save`, `load`), from which 
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d, validate_data
+from sklearn.utils.validation import column_or_1d
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils import files
 from haiku_posteriors.utils.draws import DrawStore
-from haiku_posteriors.utils.estimators import FILE_NAME, Network, PosteriorEstimator
+from haiku_posteriors.utils.estimators import (
+    FILE_NAME,
+    RECORD_NAME,
+    Network,
+    PosteriorEstimator,
+)
 from haiku_posteriors.utils.report import loaded_runs
 
 
@@ -35,8 +40,8 @@ class PosteriorRegressor(RegressorMixin, PosteriorEstimator):
 
     Parameters
     ----------
-    method : one of `haiku_posteriors.utils.plans.PLANS`: "hmc", "sghmc", "sgld", "mean_field",
-        "mc_dropout", "implicit", "ensemble", "map".
+    method : one of `haiku_posteriors.utils.plans.PLANS`: "hmc", "mclmc", "sghmc", "sgld",
+        "mean_field", "mc_dropout", "implicit", "ensemble", "map".
     network : a Haiku function of inputs, and perhaps `num_outputs`; a built-in network's name,
         `package.module:function` or `path/to/file.py:function`; None for one hidden layer of 50.
     weight_decay : prior precision of the weights.
@@ -46,6 +51,8 @@ class PosteriorRegressor(RegressorMixin, PosteriorEstimator):
     num_burn_in : steps before draws are kept.
     num_chains : chains, or members.
     num_draws : draws of each chain or member.
+    warm_start_epochs : of Adam, before chains of "hmc" and "mclmc" start; 0 starts them from the
+        prior.
     step_size : of the sampler or optimizer; HMC adapts it by default.
     batch_size : maximum rows per minibatch.
     options : further arguments of the method's function in `haiku_posteriors.core`, a dict.
@@ -63,15 +70,10 @@ class PosteriorRegressor(RegressorMixin, PosteriorEstimator):
     """
 
     _task: ClassVar[str] = "regression"
+    _checks_of_y: ClassVar[Mapping[str, bool]] = {"multi_output": True, "y_numeric": True}
 
     likelihood: str = "gaussian"
     noise_std: float | None = None
-
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fits to rows X (rows, features) and y (rows,) or (rows, targets)."""
-        x, targets = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64)
-        self._is_flat = targets.ndim == 1
-        return self._fit(x, targets)
 
     def predict(
         self,
@@ -111,6 +113,10 @@ class PosteriorRegressor(RegressorMixin, PosteriorEstimator):
         samples = np.moveaxis(means + stds * generator.standard_normal(means.shape), 0, -1)
         return samples[:, 0] if self._is_flat else samples
 
+    def _read_targets(self, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+        self._is_flat = y.ndim == 1
+        return y, ()
+
     def _likelihood(self) -> dict[str, Any]:
         return {
             "likelihood": self.likelihood,
@@ -139,15 +145,6 @@ class PosteriorClassifier(ClassifierMixin, PosteriorEstimator):
 
     _task: ClassVar[str] = "classification"
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fits to rows X (rows, features) and labels y (rows,), of any type."""
-        x, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        self.classes_, labels = np.unique(column_or_1d(y, warn=True), return_inverse=True)
-        if len(self.classes_) < 2:
-            raise UserError("Two classes or more are needed, and y has one class only.")
-        return self._fit(x, labels.astype(np.int32), tuple(map(str, self.classes_)))
-
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The most probable class of each row."""
         most_probable = self.predict_proba(X).argmax(axis=1)
@@ -172,6 +169,13 @@ class PosteriorClassifier(ClassifierMixin, PosteriorEstimator):
         edges = np.cumsum(self.predict_proba(X), axis=1)
         uniform = generator.uniform(size=(len(edges), n_samples)) * edges[:, -1:]
         return self.classes_[(uniform[:, :, np.newaxis] >= edges[:, np.newaxis, :]).sum(axis=2)]
+
+    def _read_targets(self, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+        if len(self.classes_) < 2:
+            raise UserError("Two classes or more are needed, and y has one class only.")
+        return labels.astype(np.int32), tuple(map(str, self.classes_))
 
     def _names(self, y: ArrayLike) -> np.ndarray:
         """Labels as names, which the run knows."""
@@ -202,4 +206,5 @@ def load(
     if network is not None:
         estimator.set_params(network=network)
     (draws,) = DrawStore(folder, run.log_joint.shapes, 0).parts()
-    return estimator.restore(content["fitted"], run, draws)
+    record = files.read_arrays(folder / RECORD_NAME)
+    return estimator.restore(content["fitted"], record, run, draws)

@@ -121,7 +121,7 @@ def test_saved_and_loaded_without_pickle(kind, request, tmp_path):
     model = request.getfixturevalue(kind)
     model.save(tmp_path / "model")
     suffixes = {path.suffix for path in (tmp_path / "model").rglob("*") if path.is_file()}
-    assert suffixes == {".json", ".safetensors"}
+    assert suffixes == {".json", ".npz", ".safetensors"}
     loaded = haiku_posteriors.sklearn.load(tmp_path / "model")
     assert type(loaded) is type(model) and loaded.get_params() == model.get_params()
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
@@ -175,7 +175,7 @@ def test_every_method_of_the_table(method):
     [
         ({"method": "hmcc"}, "Did you mean 'hmc'"),
         ({"num_steps": 0}, "num_steps must be at least 1"),
-        ({"num_burn_in": 3}, "num_burn_in is for samplers"),
+        ({"num_burn_in": 3}, "num_burn_in is for Markov chains"),
         ({"num_draws": 3}, "give num_chains, not num_draws"),
         ({"method": "sghmc", "num_burn_in": 30}, "below num_steps"),
         ({"method": "sghmc", "num_burn_in": 20, "num_draws": 11}, "10 steps after burn-in give no"),

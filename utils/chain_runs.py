@@ -65,6 +65,6 @@ def run_chains(
             result,
             rules,
             estimate_bias(result) if estimate_bias else None,
-            warm_start.notes(settings, starts),
+            warm_start.notes(starts, settings.warm_start_epochs),
         ),
     )

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.judging.predictions import evenly
+from haiku_posteriors.core.judging.predictions import Predictions, evenly
 from haiku_posteriors.core.judging.predictive import Predictive
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
@@ -26,20 +26,22 @@ from haiku_posteriors.utils.datasets.forms import Column
 from haiku_posteriors.utils.draws import DrawStore, draws_per_block
 from haiku_posteriors.utils.plans import Plan, Wishes, make_plan
 from haiku_posteriors.utils.problem import Problem
-from haiku_posteriors.utils.report import problem_files
+from haiku_posteriors.utils.report import arviz_export, problem_files
 from haiku_posteriors.utils.report.loaded_runs import LoadedRun
 from haiku_posteriors.utils.report.problem_files import StoredProblem
-from haiku_posteriors.utils.train_utils import Run
+from haiku_posteriors.utils.stages import warm_start
+from haiku_posteriors.utils.train_utils import Run, RunResult
 
 Network = Callable[..., jax.Array]
 
 DEFAULT_NETWORK = "mlp_regression_small"  # one hidden layer of 50
 ROWS_WATCHED = 200  # training rows at which chains are diagnosed
-FILE_NAME = "estimator.json"
+FILE_NAME, RECORD_NAME = "estimator.json", "record.npz"
+HISTORY = "history."  # before names of a record
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class PosteriorEstimator(BaseEstimator):
+class PosteriorEstimator(Wishes, BaseEstimator):
     """What both estimators share; `PosteriorRegressor` tells of the parameters."""
 
     method: str = "hmc"
@@ -47,27 +49,32 @@ class PosteriorEstimator(BaseEstimator):
     _: dataclasses.KW_ONLY
     weight_decay: float = 1.0
     temperature: float = 1.0
-    num_steps: int | None = None
-    num_burn_in: int | None = None
-    num_chains: int | None = None
-    num_draws: int | None = None
-    step_size: float | None = None
-    batch_size: int | None = None
-    options: Mapping[str, Any] | None = None
     standardize: bool = True
     random_state: int | np.random.RandomState | None = 0
     verbose: bool = False
 
     _task: ClassVar[str]
+    _checks_of_y: ClassVar[Mapping[str, bool]] = {}
 
-    def _fit(self, x: np.ndarray, y: np.ndarray, classes: tuple[str, ...] = ()) -> Self:
-        """Fits to checked arrays; labels are 0 to K - 1."""
-        dataset = self._dataset(x, y, classes)
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Fits to rows X (rows, features) and y: labels of any type, or numbers."""
+        x, targets = validate_data(self, X, y, dtype=np.float64, **self._checks_of_y)
+        dataset = self._dataset(x, *self._read_targets(targets))
         name = self.network or DEFAULT_NETWORK
         described = self._problem(getattr(name, "__name__", str(name)), dataset)
         log_joint = problem.build_log_joint(described, dataset.form, name)
         plan = self._plan(log_joint, len(x))
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        starts = None
+        if plan.warm_start_epochs:
+            starts = warm_start.train(
+                log_joint,
+                dataset,
+                num_chains=plan.num_chains,
+                num_epochs=plan.warm_start_epochs,
+                seed=seed,
+                quiet=not self.verbose,
+            )
         run = Run(
             log_joint,
             dataset,
@@ -81,6 +88,7 @@ class PosteriorEstimator(BaseEstimator):
             num_draws=plan.num_draws,
             keep_history=plan.keep_history,
             enough=plan.enough,
+            initial_params=starts,
             unit="step",
             quiet=not self.verbose,
         )
@@ -88,6 +96,9 @@ class PosteriorEstimator(BaseEstimator):
         self.draws_ = result.draws
         self.train_metrics_ = result.train_metrics
         self.diagnostics_ = plan.diagnose(result) if plan.diagnose else {}
+        if "notes" in self.diagnostics_:
+            self.diagnostics_["notes"] += warm_start.notes(starts, plan.warm_start_epochs)
+        self._record = _record(result, run.test_targets, plan)
         at_once = min(plan.num_draws, draws_per_block(log_joint.shapes, plan.num_chains))
         self._keep(
             StoredProblem(
@@ -100,6 +111,10 @@ class PosteriorEstimator(BaseEstimator):
             problems = " ".join(self.diagnostics_["problems"])
             warnings.warn(f"Not converged. {problems}", ConvergenceWarning, stacklevel=3)
         return self
+
+    def _read_targets(self, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Checked targets as the likelihood has them, and the names of classes."""
+        raise NotImplementedError
 
     def _dataset(self, x: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Dataset:
         few = evenly(len(x), ROWS_WATCHED)
@@ -131,7 +146,8 @@ class PosteriorEstimator(BaseEstimator):
         return {"likelihood": "categorical"}
 
     def _plan(self, log_joint: LogJoint, num_rows: int) -> Plan:
-        wishes = Wishes(**{name: getattr(self, name) for name in Wishes._fields})
+        names = [field.name for field in dataclasses.fields(Wishes)]
+        wishes = Wishes(**{name: getattr(self, name) for name in names})
         return make_plan(self.method, log_joint, num_rows, wishes)
 
     def _keep(self, stored: StoredProblem, log_joint: LogJoint) -> None:
@@ -149,6 +165,26 @@ class PosteriorEstimator(BaseEstimator):
         """The network's function in some draws, (functions, rows, targets or classes)."""
         check_is_fitted(self)
         return self._run.sample_functions(validate_data(self, X, reset=False), num_functions)
+
+    def to_arviz(self, seed: int = 0) -> Any:
+        """The fit for ArviZ: `arviz.loo(model.to_arviz())`, `arviz.plot_trace`, and so on.
+
+        The groups are those of `haiku_posteriors.to_arviz`, but for rows: posterior_predictive and
+        observed_data are of at most ROWS_WATCHED training rows, evenly chosen.
+        """
+        check_is_fitted(self)
+        record = self._record
+        history = {
+            name.removeprefix(HISTORY): values
+            for name, values in record.items()
+            if name.startswith(HISTORY)
+        }
+        predictions = Predictions(
+            self._task, record["outputs"], record["watched"], record["targets"]
+        )
+        return arviz_export.from_fit(
+            self.draws_, history, record["log_likelihoods"], predictions, seed
+        )
 
     def _mean_log_density(self, x: ArrayLike, y: ArrayLike) -> float:
         check_is_fitted(self)
@@ -178,6 +214,7 @@ class PosteriorEstimator(BaseEstimator):
             ) from error
         checkpoint_utils.save_draws(folder / "draws", 0, self.draws_)
         problem_files.write(folder, self._run.stored)
+        files.write_arrays(folder / RECORD_NAME, **self._record)
         files.write_json(folder / FILE_NAME, content)
 
     def _fitted_values(self) -> dict[str, Any]:
@@ -190,13 +227,19 @@ class PosteriorEstimator(BaseEstimator):
             values["feature_names_in_"] = self.feature_names_in_.tolist()
         return values
 
-    def restore(self, values: Mapping[str, Any], run: LoadedRun, draws: Params) -> Self:
-        """Takes what `fit` would have found: `values` of estimator.json, the run and its draws."""
+    def restore(
+        self,
+        values: Mapping[str, Any],
+        record: dict[str, np.ndarray],
+        run: LoadedRun,
+        draws: Params,
+    ) -> Self:
+        """Takes what `fit` would have found: `values` and `record` as saved, the run, its draws."""
         for name, value in values.items():
             if name == "feature_names_in_":
                 value = np.asarray(value, object)
             setattr(self, name, np.asarray(value) if name == "classes_" else value)
-        self.draws_ = draws
+        self.draws_, self._record = draws, record
         self._keep(run.stored, run.log_joint)
         return self
 
@@ -213,3 +256,21 @@ class PosteriorEstimator(BaseEstimator):
         if "_run" in state:
             stored, network = state["_run"], self.network or DEFAULT_NETWORK
             self._keep(stored, problem.build_log_joint(stored.problem, stored.form, network))
+
+
+def _record(result: RunResult, targets: np.ndarray, plan: Plan) -> dict[str, np.ndarray]:
+    """What `to_arviz` needs besides draws: of the transitions that were kept, and of rows."""
+    history = {}
+    if plan.collects is not None and result.history:
+        num_steps = len(next(iter(result.history.values()))[0])
+        kept = [step for step in range(num_steps) if plan.collects(step + 1)]
+        history = {name: values[:, kept] for name, values in result.history.items()}
+    watched = result.test_predictions
+    assert watched.log_likelihoods is not None
+    return {
+        "log_likelihoods": result.train_log_likelihoods,
+        "outputs": np.array(watched.outputs),
+        "watched": np.array(watched.log_likelihoods),
+        "targets": targets,
+        **{f"{HISTORY}{name}": values for name, values in history.items()},
+    }

@@ -4,6 +4,7 @@ A plan is a method with its numbers of chains, steps and draws. What is not aske
 the data: approximations and optimizers make a number of updates, whatever the number of rows.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,27 +18,28 @@ from haiku_posteriors.core.implicit import implicit_vi
 from haiku_posteriors.core.judging.diagnostics import Convergence
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
-from haiku_posteriors.utils import optim_utils
+from haiku_posteriors.utils import optim_utils, settings
 from haiku_posteriors.utils.report import chain_diagnostics
 from haiku_posteriors.utils.report.chain_diagnostics import ChainRules
-from haiku_posteriors.utils.settings import MAX_ITERATIONS
 from haiku_posteriors.utils.train_utils import Enough, RunResult
 
-TRANSITIONS = MAX_ITERATIONS  # of chains that end by themselves, at most
+TRANSITIONS = settings.MAX_ITERATIONS  # of chains that end by themselves, at most
 MAX_DRAW_BYTES = 10**9  # of these chains: their draws are in memory
 BATCH_SIZE = 80
 UPDATES = 5_000  # of an optimizer
 SAMPLER_UPDATES = 20_000  # of a stochastic gradient sampler, burn-in included
 
 
-class Wishes(NamedTuple):
-    """What is asked of a method; None leaves it to the plan.
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class Wishes:
+    """What is asked of a method; None leaves it to the plan. The estimators' own parameters.
 
     Attributes:
-      num_steps: transitions of HMC, or epochs.
+      num_steps: transitions of chains, or epochs.
       num_burn_in: steps before draws are kept, of samplers.
       num_chains: chains, or members.
       num_draws: draws of each chain or member to keep.
+      warm_start_epochs: of Adam, before chains start; 0 starts them from the prior.
       step_size: of leapfrog, of the optimizer, or of the stochastic gradient sampler.
       batch_size: maximum rows per minibatch.
       options: further arguments of the method's function in `core`.
@@ -47,6 +49,7 @@ class Wishes(NamedTuple):
     num_burn_in: int | None = None
     num_chains: int | None = None
     num_draws: int | None = None
+    warm_start_epochs: int | None = None
     step_size: float | None = None
     batch_size: int | None = None
     options: Mapping[str, Any] | None = None
@@ -58,6 +61,7 @@ class Plan(NamedTuple):
     Attributes:
       method: for one chain.
       num_chains, num_steps, num_draws, collects, keep_history, enough: as in `Run`.
+      warm_start_epochs: of Adam, before chains start.
       diagnose: what the chains of a result say of themselves; None where there are no chains.
     """
 
@@ -68,6 +72,7 @@ class Plan(NamedTuple):
     collects: Callable[[int], bool] | None = None
     keep_history: bool = False
     enough: Enough | None = None
+    warm_start_epochs: int = 0
     diagnose: Callable[[RunResult], dict[str, Any]] | None = None
 
 
@@ -80,23 +85,24 @@ def make_plan(name: str, log_joint: LogJoint, num_rows: int, wishes: Wishes) -> 
         if value is not None and value < 1:
             raise UserError(f"{field} must be at least 1, not {value}.")
     batch_size = min(wishes.batch_size or BATCH_SIZE, num_rows)
-    wishes = wishes._replace(batch_size=batch_size, options=wishes.options or {})
+    wishes = dataclasses.replace(wishes, batch_size=batch_size, options=wishes.options or {})
     return PLANS[name](log_joint, num_rows, wishes)
 
 
 def _hmc(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
-    return _chains(hmc.hmc, log_joint, wishes, {"target_accept": 0.9}, is_adjusted=True)
+    return _chains(hmc.hmc, log_joint, num_rows, wishes, {"target_accept": 0.9}, is_adjusted=True)
 
 
 def _mclmc(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
     # Adjusted, since nobody is there to read an estimate of the bias.
     options = {"adjusted": True, "target_accept": 0.9, **(wishes.options or {})}
-    return _chains(mclmc.mclmc, log_joint, wishes, options, bool(options["adjusted"]))
+    return _chains(mclmc.mclmc, log_joint, num_rows, wishes, options, bool(options["adjusted"]))
 
 
 def _chains(
     make: Callable[..., Method],
     log_joint: LogJoint,
+    num_rows: int,
     wishes: Wishes,
     defaults: Mapping[str, Any],
     is_adjusted: bool,
@@ -112,6 +118,9 @@ def _chains(
     options |= wishes.options or {}
     rules = chain_diagnostics.ChainRules(burn_in, options["trajectory_length"], is_adjusted)
     ends_by_itself = wishes.num_steps is None and wishes.num_draws is None
+    warm_start_epochs = wishes.warm_start_epochs
+    if warm_start_epochs is None:  # as the scripts have it
+        warm_start_epochs = 0 if wishes.step_size else settings.warm_start_epochs(num_rows)
     return Plan(
         make(log_joint, step_size=wishes.step_size, num_burn_in=burn_in, **options),
         num_chains,
@@ -119,11 +128,13 @@ def _chains(
         collects=collects,
         keep_history=True,
         enough=rules.enough() if ends_by_itself else None,
+        warm_start_epochs=warm_start_epochs,
         diagnose=lambda result: _diagnose_chains(result, rules),
     )
 
 
 def _sghmc(log_joint: LogJoint, num_rows: int, wishes: Wishes, momentum_decay: float = 0.9) -> Plan:
+    _refuse(wishes, "warm_start_epochs")
     batch_size, batches = _batches(num_rows, wishes)
     num_steps = wishes.num_steps or -(-SAMPLER_UPDATES // batches)
     burn_in = _burn_in(wishes, num_steps, num_steps // 3)
@@ -150,7 +161,7 @@ def _sgld(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 
 
 def _ensemble(log_joint: LogJoint, num_rows: int, wishes: Wishes, num_members: int = 10) -> Plan:
-    _refuse_burn_in(wishes)
+    _refuse(wishes, "num_burn_in", "warm_start_epochs")
     if wishes.num_draws not in (None, 1):
         raise UserError("A member of an ensemble is one draw: give num_chains, not num_draws.")
     optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-2)
@@ -163,7 +174,7 @@ def _map(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 
 
 def _mean_field(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
-    _refuse_burn_in(wishes)
+    _refuse(wishes, "num_burn_in", "warm_start_epochs")
     optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-2)
     options = {"sigma_init": 1e-2, **(wishes.options or {})}
     method = vi.mean_field_vi(log_joint, optimizer, batch_size, **options)
@@ -171,7 +182,7 @@ def _mean_field(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 
 
 def _mc_dropout(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
-    _refuse_burn_in(wishes)
+    _refuse(wishes, "num_burn_in", "warm_start_epochs")
     optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-2)
     options = {"optimizer": optimizer, "batch_size": batch_size, **(wishes.options or {})}
     method = dropout.mc_dropout(log_joint, **options)
@@ -179,7 +190,7 @@ def _mc_dropout(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 
 
 def _implicit(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
-    _refuse_burn_in(wishes)
+    _refuse(wishes, "num_burn_in", "warm_start_epochs")
     optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-3)
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), optimizer)  # as run_implicit.py
     options = {"num_samples": 8, **(wishes.options or {})}
@@ -236,9 +247,10 @@ def _collection(
     return lambda done: sgmcmc.collects(done, num_steps - wanted * period, period)
 
 
-def _refuse_burn_in(wishes: Wishes) -> None:
-    if wishes.num_burn_in is not None:
-        raise UserError("num_burn_in is for samplers; this method has no burn-in.")
+def _refuse(wishes: Wishes, *names: str) -> None:
+    for name in names:
+        if getattr(wishes, name) is not None:
+            raise UserError(f"{name} is for Markov chains, and this method has no use for it.")
 
 
 def _diagnose_sampler(result: RunResult) -> dict[str, Any]:

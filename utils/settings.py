@@ -342,9 +342,14 @@ def complete(
         draws = MAX_DRAW_BYTES // (4 * num_parameters * settings.num_chains)
         limit = max(1000, settings.num_burn_in_iterations + draws * settings.thinning)
         settings = settings.cap("num_iterations", limit, "at most; 4 GB of draws")
-    epochs = -(-WARM_START_UPDATES // -(-num_rows // WARM_START_BATCH_SIZE))
-    settings = settings.fill({"warm_start_epochs": epochs}, f"{WARM_START_UPDATES:,} updates")
+    values = {"warm_start_epochs": warm_start_epochs(num_rows)}
+    settings = settings.fill(values, f"{WARM_START_UPDATES:,} updates")
     return settings.cap("batch_size", num_rows, "all training rows")
+
+
+def warm_start_epochs(num_rows: int) -> int:
+    """Passes over so many rows that make WARM_START_UPDATES updates."""
+    return -(-WARM_START_UPDATES // -(-num_rows // WARM_START_BATCH_SIZE))
 
 
 def _resolve_burn_in(settings: Settings) -> Settings:

@@ -12,12 +12,15 @@ So `arviz.loo(to_arviz(folder))`, `arviz.plot_trace`, `arviz.summary` and `arviz
 """
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging.predictions import Predictions
+from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import checkpoint_utils
 from haiku_posteriors.utils.files import read_rows
 from haiku_posteriors.utils.report import run_folders
@@ -44,12 +47,35 @@ def to_arviz(run: str | pathlib.Path | OpenedRun, seed: int = 0) -> Any:
     Raises:
       UserError: ArviZ is not installed, or the folder holds no finished run.
     """
+    opened = run if isinstance(run, OpenedRun) else run_folders.open_run(pathlib.Path(run))
+    return _as_arviz(groups(opened, seed))
+
+
+def from_fit(
+    draws: Params,
+    history: Mapping[str, np.ndarray],
+    log_likelihoods: np.ndarray,
+    predictions: Predictions,
+    seed: int = 0,
+) -> Any:
+    """The same of a fit without a folder.
+
+    Args:
+      draws: (chains, draws, ...).
+      history: of the transitions whose states these are, (chains, draws); may be empty.
+      log_likelihoods: of the training rows, (chains, some draws, rows).
+      predictions: of the rows whose targets are to be drawn.
+      seed: of these.
+    """
+    named = {name: np.asarray(leaf) for name, leaf in trees.named_leaves(draws).items()}
+    return _as_arviz(_groups(named, history, log_likelihoods, predictions, "y", seed))
+
+
+def _as_arviz(found: dict[str, dict[str, np.ndarray]]) -> Any:
     try:
         import arviz
     except ImportError as error:
         raise UserError(f"ArviZ cannot be imported ({error}): pip install arviz.") from error
-    opened = run if isinstance(run, OpenedRun) else run_folders.open_run(pathlib.Path(run))
-    found = groups(opened, seed)
     if int(arviz.__version__.split(".")[0]) == 0:
         return arviz.from_dict(**found)
     return arviz.from_dict(found)
@@ -60,20 +86,34 @@ def groups(run: OpenedRun, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
     draws = checkpoint_utils.load_draws(run.path / "draws")
     if draws is None:
         raise UserError(f"The run in {run.path} has no draws: its folder draws/ is empty or gone.")
+    kept = run_folders.read_train_log_likelihoods(run)
+    log_likelihoods = None if kept is None else kept[0]
+    return _groups(draws, _history(run), log_likelihoods, run.predictions, "y_test", seed)
+
+
+def _groups(
+    draws: Mapping[str, np.ndarray],
+    history: Mapping[str, np.ndarray],
+    log_likelihoods: np.ndarray | None,
+    predictions: Predictions,
+    name_of_targets: str,
+    seed: int,
+) -> dict[str, dict[str, np.ndarray]]:
     found = {"posterior": {name.replace("/", "."): leaf for name, leaf in draws.items()}}
-    statistics = _sample_statistics(run)
+    statistics = {theirs: history[ours] for ours, theirs in STATISTICS.items() if ours in history}
+    if "diverging" in statistics:  # ArviZ takes it for a mask
+        statistics["diverging"] = statistics["diverging"].astype(bool)
     if statistics:
         found["sample_stats"] = statistics
-    kept = run_folders.read_train_log_likelihoods(run)
-    if kept is not None:
-        found["log_likelihood"] = {"y": kept[0].astype(np.float64)}
-    found["posterior_predictive"] = {"y_test": _drawn_targets(run.predictions, seed)}
-    assert run.predictions.targets is not None
-    found["observed_data"] = {"y_test": run.predictions.targets}
+    if log_likelihoods is not None:
+        found["log_likelihood"] = {"y": log_likelihoods.astype(np.float64)}
+    found["posterior_predictive"] = {name_of_targets: _drawn_targets(predictions, seed)}
+    assert predictions.targets is not None
+    found["observed_data"] = {name_of_targets: predictions.targets}
     return found
 
 
-def _sample_statistics(run: OpenedRun) -> dict[str, np.ndarray]:
+def _history(run: OpenedRun) -> dict[str, np.ndarray]:
     """Of the transitions whose states are draws; empty for methods that keep no history."""
     burn_in = run.flags.get("num_burn_in_iterations", 0)
     thinning = run.flags.get("thinning", 1)
@@ -84,14 +124,11 @@ def _sample_statistics(run: OpenedRun) -> dict[str, np.ndarray]:
     ]
     if len(rows) != run.predictions.outputs.shape[1]:
         return {}
-    found = {
-        theirs: np.array([row[ours] for row in rows]).T
-        for ours, theirs in STATISTICS.items()
-        if all(ours in row for row in rows)
+    return {
+        name: np.array([row[name] for row in rows]).T
+        for name in STATISTICS
+        if all(name in row for row in rows)
     }
-    if "diverging" in found:  # ArviZ takes it for a mask
-        found["diverging"] = found["diverging"].astype(bool)
-    return found
 
 
 def _drawn_targets(predictions: Predictions, seed: int) -> np.ndarray:

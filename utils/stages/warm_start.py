@@ -15,9 +15,11 @@ import optax
 
 from haiku_posteriors.core import sgd
 from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import chains, checkpoint_utils
-from haiku_posteriors.utils.settings import WARM_START_BATCH_SIZE, Settings
+from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.settings import WARM_START_BATCH_SIZE
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import Run
 
@@ -44,10 +46,7 @@ def given_starts(task: Task) -> Params | None:
 
 
 def train_starts(task: Task, directory: pathlib.Path, starts: Params | None) -> Params | None:
-    """Parameters for each chain to start from, (num_chains, ...).
-
-    Adam's step is STEP_OVER_PRIOR_STD of the prior's standard deviation: the scale on which weights
-    differ. A member that no longer gains stops (`core.plateau`), and training when all have.
+    """Parameters for each chain to start from, (num_chains, ...), as the flags ask for.
 
     Args:
       task: what to work on; where its warm_start_epochs are 0, `starts` are returned.
@@ -55,42 +54,81 @@ def train_starts(task: Task, directory: pathlib.Path, starts: Params | None) -> 
       starts: where training starts; by default at initialisations of the network's own.
     """
     settings = task.settings
-    num_chains, num_epochs = settings.num_chains, settings.warm_start_epochs
-    if num_epochs == 0:
+    if settings.warm_start_epochs == 0:
         return starts
-    log_joint, num_rows = task.log_joint, len(task.dataset.x_train)
-    batch_size = min(WARM_START_BATCH_SIZE, num_rows)
+    return train(
+        task.log_joint,
+        task.dataset,
+        num_chains=settings.num_chains,
+        num_epochs=settings.warm_start_epochs,
+        seed=settings.seed,
+        directory=directory / "warm_start",
+        starts=starts,
+    )
+
+
+def train(
+    log_joint: LogJoint,
+    dataset: Dataset,
+    *,
+    num_chains: int,
+    num_epochs: int,
+    seed: int,
+    directory: pathlib.Path | None = None,
+    starts: Params | None = None,
+    quiet: bool = False,
+) -> Params:
+    """Members of an ensemble, (num_chains, ...), for chains to start from.
+
+    Adam's step is STEP_OVER_PRIOR_STD of the prior's standard deviation: the scale on which weights
+    differ. A member that no longer gains stops (`core.plateau`), and training when all have.
+
+    Args:
+      log_joint: of the chains.
+      dataset: likewise.
+      num_chains: how many members.
+      num_epochs: passes over the data, at most.
+      seed: of the run.
+      directory: where training can be resumed; None for nowhere.
+      starts: where training starts; by default at initialisations of the network's own.
+      quiet: says nothing.
+    """
+    batch_size = min(WARM_START_BATCH_SIZE, len(dataset.y_train))
     window = max(1, num_epochs // WINDOWS)
     scale = min(jax.tree.leaves(log_joint.prior_scales))
     run = Run(
         log_joint,
-        task.dataset,
+        dataset,
         sgd.sgd(log_joint, optax.adam(STEP_OVER_PRIOR_STD * scale), batch_size, window),
         num_steps=num_epochs,
         num_chains=num_chains,
-        seed=settings.seed,
+        seed=seed,
         eval_freq=num_epochs,
         save_freq=num_epochs,
         is_finished=lambda states: jnp.all(states.plateau.is_reached),
         initial_params=starts,
         purposes=chains.WARM_START,
-        directory=directory / "warm_start",
+        directory=directory,
         unit="epoch of the warm start",
         expects_spread=False,  # nothing but starts
+        quiet=quiet,
     )
     state = run.finish().state
-    values = ", ".join(f"{value:.6g}" for value in np.asarray(state.plateau.previous))
-    print(f"Warm start: {run.step} epochs of Adam; log-joint of the members {values}.", flush=True)
+    if not quiet:
+        values = ", ".join(f"{value:.6g}" for value in np.asarray(state.plateau.previous))
+        print(
+            f"Warm start: {run.step} epochs of Adam; log-joint of the members {values}.", flush=True
+        )
     return state.params
 
 
-def notes(settings: Settings, starts: Params | None) -> list[str]:
+def notes(starts: Params | None, num_epochs: int) -> list[str]:
     """Sentences for the verdict on where the chains started, as far as R-hat depends on it."""
     if starts is None:
         return []
     if all(np.array_equal(leaf, leaf[:1].repeat(len(leaf), 0)) for leaf in jax.tree.leaves(starts)):
         return ["All chains started at one point: R-hat cannot see what none of them has left."]
-    if settings.warm_start_epochs:
+    if num_epochs:
         return [
             "Chains started from networks trained by Adam (warm_start_epochs): R-hat tells whether "
             "they have forgotten them, and nothing of places where training never ends."
