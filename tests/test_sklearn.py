@@ -1,6 +1,8 @@
 """The estimators: scikit-learn's own checks, its tools, every method, save and load."""
 
 import pickle
+import sys
+import types
 import warnings
 
 import haiku as hk
@@ -31,6 +33,8 @@ LABELS = np.where(X[:, 1] > 0, "yes", "no")
 # What compiles fastest: the checks are of the estimators and not of the methods.
 QUICK = {"method": "map", "network": "logistic_regression", "weight_decay": 0.01}
 QUICK |= {"step_size": 0.1, "num_steps": 30}
+# What is needed of ArviZ, which is not installed everywhere: the groups as they are handed over.
+AN_ARVIZ = types.SimpleNamespace(__version__="1.0", from_dict=lambda groups: groups)
 
 
 def network(inputs, num_outputs):
@@ -86,6 +90,18 @@ def test_new_observations_have_the_predictive_moments(regressor, classifier):
     assert np.all(np.abs(drawn.mean(axis=1) - probability) <= 5 * error + 1e-3)
 
 
+def test_the_groups_of_arviz(regressor, classifier, monkeypatch):
+    monkeypatch.setitem(sys.modules, "arviz", AN_ARVIZ)
+    groups = regressor.to_arviz()
+    outputs = regressor.predictive(X).outputs.astype(float)
+    density = stats.norm.logpdf(Y, outputs[..., 0], outputs[..., 1])
+    np.testing.assert_allclose(groups["log_likelihood"]["y"][:, 0], density, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(groups["observed_data"]["y"][:, 0], Y, rtol=1e-5)
+    assert groups["posterior_predictive"]["y"].shape == (3, 1, 60, 1)
+    drawn = classifier.to_arviz()["posterior_predictive"]["y"]
+    assert drawn.shape == (3, 1, 60) and np.mean(drawn == (LABELS == "yes")) > 0.65
+
+
 def test_labels_are_of_any_type(classifier):
     assert classifier.classes_.tolist() == ["no", "yes"]
     assert np.mean(classifier.predict(X) == LABELS) > 0.9
@@ -117,7 +133,7 @@ def test_tools_of_scikit_learn():
 
 
 @pytest.mark.parametrize("kind", ["regressor", "classifier"])
-def test_saved_and_loaded_without_pickle(kind, request, tmp_path):
+def test_saved_and_loaded_without_pickle(kind, request, tmp_path, monkeypatch):
     model = request.getfixturevalue(kind)
     model.save(tmp_path / "model")
     suffixes = {path.suffix for path in (tmp_path / "model").rglob("*") if path.is_file()}
@@ -127,6 +143,8 @@ def test_saved_and_loaded_without_pickle(kind, request, tmp_path):
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
     np.testing.assert_array_equal(loaded.sample_y(X, 3), model.sample_y(X, 3))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
+    monkeypatch.setitem(sys.modules, "arviz", AN_ARVIZ)
+    jax.tree.map(np.testing.assert_array_equal, loaded.to_arviz(), model.to_arviz())
     run = haiku_posteriors.load_run(tmp_path / "model")
     np.testing.assert_array_equal(run.predict(X).outputs, model.predictive(X).outputs)
     with pytest.raises(UserError, match="not an empty folder"):
@@ -156,8 +174,10 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_of_the_table(method):
+def test_every_method_of_the_table(method, monkeypatch):
     wishes = {"num_draws": 4, "num_chains": 2}
+    if method in ("hmc", "mclmc"):
+        wishes["warm_start_epochs"] = 3
     if method in ("ensemble", "map"):
         wishes["num_draws"] = 1
     model = PosteriorRegressor(method, network, num_steps=12, **wishes)
@@ -167,7 +187,19 @@ def test_every_method_of_the_table(method):
     assert np.isfinite(mean).all() and np.all(std > 0)
     assert model.draws_["mlp/~/linear_0"]["w"].shape == (2, wishes["num_draws"], 3, 3)
     assert ("predictions" in model.diagnostics_) == (method in ("hmc", "mclmc", "sghmc", "sgld"))
-    assert ("converged" in model.diagnostics_) == (method in ("hmc", "mclmc"))
+    is_chain = method in ("hmc", "mclmc")
+    assert ("converged" in model.diagnostics_) == is_chain
+    monkeypatch.setitem(sys.modules, "arviz", AN_ARVIZ)
+    groups = model.to_arviz()
+    assert groups["posterior"]["mlp/~/linear_0.w"].shape == (2, wishes["num_draws"], 3, 3)
+    assert ("sample_stats" in groups) == is_chain
+    if is_chain:
+        # lp is of the very draws beside it: prior, likelihood and the scale of y make it up.
+        assert "warm_start_epochs" in model.diagnostics_["notes"][-1]
+        log_prior = jax.vmap(jax.vmap(model._run.log_joint.log_prior))(model.draws_)
+        in_units = groups["log_likelihood"]["y"].sum(axis=2) + 60 * np.log(Y.std())
+        lp = groups["sample_stats"]["lp"]
+        np.testing.assert_allclose(lp, log_prior + in_units, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
