@@ -12,9 +12,12 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from haiku_posteriors.core.data import count_rows
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils import script_utils, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
+from haiku_posteriors.utils.datasets.forms import SeveralInputs
+from haiku_posteriors.utils.datasets.raw import Values
 from haiku_posteriors.utils.datasets.tables import Table
 from haiku_posteriors.utils.report import loaded_runs, prediction_tables, problem_files
 from haiku_posteriors.utils.report.loaded_runs import LoadedRun
@@ -53,7 +56,7 @@ def levels_of(texts: Sequence[str]) -> list[float]:
     return levels
 
 
-def remarks(run: LoadedRun, found: Table | np.ndarray) -> list[str]:
+def remarks(run: LoadedRun, found: Table | Values) -> list[str]:
     """What to know about the inputs before their predictions are used; a sentence each."""
     sentences = []
     if not run.is_finished:
@@ -68,7 +71,7 @@ def remarks(run: LoadedRun, found: Table | np.ndarray) -> list[str]:
     return sentences
 
 
-def show_metrics(run: LoadedRun, found: Table | np.ndarray) -> None:
+def show_metrics(run: LoadedRun, found: Table | Values) -> None:
     """Metrics, where the table brings the targets as well."""
     names = run.form.target_names
     if not isinstance(found, Table) or not names or not {*names} <= found.columns.keys():
@@ -97,8 +100,10 @@ def run(settings: Settings) -> None:
     if problem_files.read(folder).problem.use_float64:
         jax.config.update("jax_enable_x64", True)
     loaded = loaded_runs.load_run(folder, allow_changed_network=settings.allow_changed_network)
-    found = prediction_tables.read_inputs(pathlib.Path(settings.inputs).expanduser())
-    num_rows = len(loaded.to_inputs(found))
+    form = loaded.form.inputs
+    several = isinstance(form, SeveralInputs) and form.columns is None
+    found = prediction_tables.read_inputs(pathlib.Path(settings.inputs).expanduser(), several)
+    num_rows = count_rows(loaded.to_inputs(found))
     for sentence in remarks(loaded, found):
         print(sentence)
     print(

@@ -223,7 +223,7 @@ def complete(settings: Settings, generator: Generator) -> Settings:
 def make_method(task: Task, generator: Generator) -> Method:
     """Implicit VI as the settings describe it."""
     settings = task.settings
-    num_rows = len(task.dataset.x_train)
+    num_rows = len(task.dataset.y_train)
     optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
     if settings.clip_gradient:
         optimizer = optax.chain(optax.clip_by_global_norm(settings.clip_gradient), optimizer)
@@ -280,7 +280,7 @@ def find_starts(task: Task, directory: pathlib.Path) -> Params | vi.VariationalP
         f"Pretraining: {members * starts} MAP solution(s), {settings.pretrain_epochs} epochs.",
         flush=True,
     )
-    num_rows = len(task.dataset.x_train)
+    num_rows = len(task.dataset.y_train)
     optimizer = optim_utils.optimizer_of(settings, num_rows, settings.pretrain_epochs)
     return pretrain.pretrain(
         sgd.sgd(log_joint, optimizer, settings.batch_size),

@@ -26,7 +26,7 @@ def run(settings: Settings) -> None:
     """Trains the members and leaves the run in its folder."""
     task = tasks.load_task("sgd", settings)
     settings, log_joint = task.settings, task.log_joint
-    num_rows = len(task.dataset.x_train)
+    num_rows = len(task.dataset.y_train)
     optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
     starts = checkpoint_utils.load_starts(
         settings.init_checkpoint, log_joint.shapes, settings.num_members, "num_members"

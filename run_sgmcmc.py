@@ -113,7 +113,7 @@ def run(settings: Settings) -> None:
     task = tasks.load_task("sgmcmc", settings)
     settings, log_joint = task.settings, task.log_joint
     burn_in, period = settings.num_burnin_epochs, draw_period(settings)
-    sampler = make_sampler(settings, len(task.dataset.x_train))
+    sampler = make_sampler(settings, len(task.dataset.y_train))
     starts = checkpoint_utils.load_starts(
         settings.init_checkpoint, log_joint.shapes, settings.num_chains
     )

@@ -9,7 +9,6 @@ python run_vi.py --method=map
 import pathlib
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import numpy as np
 
 from haiku_posteriors.core import dropout, kl_weights, sgd, vi
@@ -92,7 +91,7 @@ GROUPS = {
 def make_method(task: Task) -> Method:
     """The method that the settings describe; says what it covers."""
     settings, log_joint = task.settings, task.log_joint
-    num_rows = len(task.dataset.x_train)
+    num_rows = len(task.dataset.y_train)
     optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
     if task.method == "map":
         return sgd.sgd(log_joint, optimizer, settings.batch_size)
@@ -118,7 +117,7 @@ def make_method(task: Task) -> Method:
     )
     if settings.vi_estimator != "reparameterization":
         covered, drawn = noisy_layers.covered_parameters(
-            log_joint, jnp.asarray(task.dataset.x_train[:1]), settings.vi_estimator
+            log_joint, task.dataset.form.inputs.example(), settings.vi_estimator
         )
         by_weight = f"; drawn as weights: {', '.join(drawn)}" if drawn else ""
         total = len(covered) + len(drawn)

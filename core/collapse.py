@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from haiku_posteriors.core import hmc, likelihoods
-from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.data import Data, Inputs, take_rows
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, repeat
@@ -123,7 +123,7 @@ class CollapsedLogJoint(LogJoint):
         assert self.likelihood.noise_std is not None
         return self.likelihood.noise_std(own)
 
-    def _features(self, params: Params, inputs: jax.Array) -> jax.Array:
+    def _features(self, params: Params, inputs: Inputs) -> jax.Array:
         """The inputs of the last layer, and a column of ones for its bias."""
         found: dict[str, jax.Array] = {}
 
@@ -164,7 +164,7 @@ def _log_det_backward(
 _log_det.defvjp(_log_det_forward, _log_det_backward)
 
 
-def collapse(log_joint: LogJoint, example_inputs: np.ndarray) -> CollapsedLogJoint:
+def collapse(log_joint: LogJoint, example_inputs: Inputs) -> CollapsedLogJoint:
     """The log-joint without its last layer; refused where that is not linear and Gaussian.
 
     Args:
@@ -182,7 +182,7 @@ def collapse(log_joint: LogJoint, example_inputs: np.ndarray) -> CollapsedLogJoi
         return layer(inputs)
 
     params = log_joint.init(jax.random.key(0))
-    examples = jnp.asarray(example_inputs[:2])
+    examples = jax.tree.map(jnp.asarray, take_rows(example_inputs, slice(2)))
     with intercept_layers((hk.Linear,), intercept):
         outputs = log_joint.network(params, examples)
     module = called[-1] if called else ""
@@ -201,7 +201,7 @@ def collapse(log_joint: LogJoint, example_inputs: np.ndarray) -> CollapsedLogJoi
     raise UserError("collapse_output needs a network that ends with an hk.Linear, called once.")
 
 
-def collapsed_hmc(log_joint: LogJoint, example_inputs: np.ndarray, **settings: Any) -> Method:
+def collapsed_hmc(log_joint: LogJoint, example_inputs: Inputs, **settings: Any) -> Method:
     """HMC on all parameters but the last layer's, which are drawn given them at every transition.
 
     Args:

@@ -1,12 +1,16 @@
 """Rows of data with weights, so that one sum is the full log-likelihood or an estimate of it."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from haiku_posteriors.core.errors import UserError
+
+# What a network takes: one array (rows, ...), or several of them, a dict or a tuple.
+Inputs = Any
 
 
 @jax.tree_util.register_dataclass
@@ -15,29 +19,45 @@ class Data:
     """Rows and the weight with which each enters the log-likelihood.
 
     Attributes:
-      inputs: (rows, ...).
+      inputs: (rows, ...), or several such arrays.
       targets: (rows, ...).
       weights: (rows,). 1 for a datum, 0 for padding; N / n for a datum in a minibatch of n of N.
       num_rows: N, the number of data. Rows from N on are padding. Static, because minibatches are
         drawn from the data alone, whatever padding the number of devices asks for.
     """
 
-    inputs: jax.Array
+    inputs: Inputs
     targets: jax.Array
     weights: jax.Array
     num_rows: int = dataclasses.field(metadata={"static": True})
 
 
-def make_data(inputs: np.ndarray, targets: np.ndarray, multiple_of: int = 1) -> Data:
+def count_rows(inputs: Inputs) -> int:
+    """The number of rows, of which several inputs must have equally many."""
+    counts = {len(leaf) for leaf in jax.tree.leaves(inputs)}
+    if len(counts) != 1:
+        found = ", ".join(map(str, sorted(counts)))
+        raise UserError(f"The inputs must have equally many rows, not {found or 'none'}.")
+    return counts.pop()
+
+
+def take_rows(inputs: Inputs, indices: jax.Array | np.ndarray | slice) -> Inputs:
+    """Some rows of one input or of several."""
+    return jax.tree.map(lambda leaf: leaf[indices], inputs)
+
+
+def make_data(inputs: Inputs, targets: np.ndarray, multiple_of: int = 1) -> Data:
     """Host arrays as `Data`, padded with rows of weight 0 to a multiple of `multiple_of` rows."""
-    num_rows = len(inputs)
+    num_rows = count_rows(inputs)
     if num_rows == 0:
         raise UserError("The data have no rows.")
     if len(targets) != num_rows:
         raise UserError(f"There are {num_rows} rows of inputs but {len(targets)} of targets.")
     index, real = padded_index(num_rows, multiple_of)
-    float_dtype = inputs.dtype if np.issubdtype(inputs.dtype, np.floating) else _default_float()
-    return Data(inputs[index], targets[index], real.astype(float_dtype), num_rows)  # type: ignore[arg-type]
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(inputs)]
+    floats = [dtype for dtype in dtypes if np.issubdtype(dtype, np.floating)]
+    weights = real.astype(floats[0] if floats else _default_float())
+    return Data(take_rows(inputs, index), targets[index], weights, num_rows)  # type: ignore[arg-type]
 
 
 def padded_index(num_rows: int, multiple_of: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,7 +111,8 @@ def minibatch_indices(
 
 def take(data: Data, indices: jax.Array | np.ndarray, weights: jax.Array) -> Data:
     """The minibatch of the given rows."""
-    return Data(data.inputs[indices], data.targets[indices], weights, data.num_rows)
+    inputs = take_rows(data.inputs, indices)
+    return Data(inputs, data.targets[indices], weights, data.num_rows)
 
 
 def _default_float() -> np.dtype:

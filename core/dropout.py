@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import optax
 
 from haiku_posteriors.core import trees
-from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.data import Data, Inputs
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize
@@ -169,7 +169,7 @@ def mc_dropout(
 
 
 def dropout_network(
-    network: Callable[[Params, jax.Array], jax.Array],
+    network: Callable[[Params, Inputs], jax.Array],
     by_row: Mapping[str, bool],
     dropout_rate: float,
 ) -> noisy_layers.NoisyNetwork:
@@ -189,7 +189,7 @@ def dropout_network(
     """
     modules = tuple(by_row)
 
-    def apply(rng_key: jax.Array, bundle: dict[str, Params], inputs: jax.Array) -> jax.Array:
+    def apply(rng_key: jax.Array, bundle: dict[str, Params], inputs: Inputs) -> jax.Array:
         def intercept(module: hk.Module, layer: Layer, x: jax.Array) -> jax.Array:
             if module.module_name not in modules:
                 return layer(x)

@@ -16,17 +16,16 @@ from collections.abc import Callable, Iterator
 import haiku as hk
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from haiku_posteriors.core import likelihoods, trees
-from haiku_posteriors.core.data import Data, pad
+from haiku_posteriors.core.data import Data, Inputs, pad
 from haiku_posteriors.core.errors import UserError, check_positive
 from haiku_posteriors.core.likelihoods import Likelihood
 from haiku_posteriors.core.networks import convolutions
 from haiku_posteriors.core.priors import Prior
 from haiku_posteriors.core.trees import Params
 
-Network = Callable[[jax.Array], jax.Array]
+Network = Callable[[Inputs], jax.Array]
 
 MAX_REASON = 300  # letters of another program's error that are repeated in ours
 
@@ -50,7 +49,7 @@ class LogJoint:
     """
 
     init: Callable[[jax.Array], Params]
-    network: Callable[[Params, jax.Array], jax.Array]
+    network: Callable[[Params, Inputs], jax.Array]
     prior: Prior
     likelihood: Likelihood
     temperature: float = 1.0
@@ -136,7 +135,7 @@ class LogJoint:
         squares = trees.map_with_name(lambda name, s: jnp.square(s / self.prior.scale(name)), scale)
         return self.log_prior(mean) - trees.total(squares) / 2
 
-    def log_likelihoods(self, params: Params, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+    def log_likelihoods(self, params: Params, inputs: Inputs, targets: jax.Array) -> jax.Array:
         """log p(y_i | x_i, w) for each row, not tempered; (rows,)."""
         own = params.get(likelihoods.PARAMETER_GROUP, {})
         return self.likelihood.log_likelihood(self.network(params, inputs), targets, own)
@@ -145,7 +144,7 @@ class LogJoint:
         """sum_i a_i log p(y_i | x_i, w), not tempered."""
         return self._sum_over_rows(self._weighted_sum, params, data)
 
-    def predict(self, params: Params, inputs: jax.Array) -> jax.Array:
+    def predict(self, params: Params, inputs: Inputs) -> jax.Array:
         """Class probabilities, or means and standard deviations; (rows, p)."""
         own = params.get(likelihoods.PARAMETER_GROUP, {})
         return self.likelihood.predict(self.network(params, inputs), own)
@@ -173,7 +172,7 @@ class LogJoint:
 
 def make_log_joint(
     network: Network,
-    example_inputs: np.ndarray,
+    example_inputs: Inputs,
     prior: Prior,
     likelihood: Likelihood,
     *,
@@ -184,7 +183,8 @@ def make_log_joint(
     """Builds the log-joint of a plain Haiku function; refuses networks without a posterior.
 
     Args:
-      network: an untransformed Haiku function, inputs (rows, ...) -> outputs (rows, k).
+      network: an untransformed Haiku function, inputs (rows, ...) -> outputs (rows, k). Several
+        inputs are a dict or tuple of arrays.
       example_inputs: at least one row; only shape and dtype matter.
       prior: see `core.priors.make_prior`.
       likelihood: see `core.likelihoods`.
@@ -216,7 +216,7 @@ def make_log_joint(
     check_positive(temperature=temperature)
     if num_microbatches < 1:
         raise UserError(f"num_microbatches must be at least 1, not {num_microbatches}.")
-    example = jnp.asarray(example_inputs[:1])
+    example = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), example_inputs)
     transformed = hk.transform_with_state(network)
     with _mistakes_told(example):
         shapes, state = jax.eval_shape(transformed.init, jax.random.key(0), example)
@@ -235,7 +235,7 @@ def make_log_joint(
         own = likelihood.init()
         return {**params, likelihoods.PARAMETER_GROUP: own} if own else params
 
-    def apply(params: Params, inputs: jax.Array) -> jax.Array:
+    def apply(params: Params, inputs: Inputs) -> jax.Array:
         # No random key: a log-joint is a function of the parameters alone.
         with convolutions.fast_gradients():
             return transformed.apply(params, state, None, inputs)[0]
@@ -259,7 +259,7 @@ def make_log_joint(
 
 
 @contextlib.contextmanager
-def _mistakes_told(example: jax.Array) -> Iterator[None]:
+def _mistakes_told(example: Inputs) -> Iterator[None]:
     """What a network raises while it is traced, as a sentence that says where."""
     try:
         yield
@@ -280,10 +280,17 @@ def _mistakes_told(example: jax.Array) -> Iterator[None]:
         where = f" ({places[-1]})" if places else ""
         reason = " ".join(str(error).split())
         raise UserError(
-            f"The network fails on inputs of shape (rows, "
-            f"{', '.join(map(str, example.shape[1:]))}) and type {example.dtype}{where}: "
+            f"The network fails on inputs of shape {_shapes_told(example)}{where}: "
             f"{type(error).__name__}: {reason[:MAX_REASON]}"
         ) from error
+
+
+def _shapes_told(example: Inputs) -> str:
+    told = {
+        name: f"(rows, {', '.join(map(str, leaf.shape[1:]))}) and type {leaf.dtype}"
+        for name, leaf in trees.named_leaves(example).items()
+    }
+    return ", ".join(f"{name} {shape}".strip() for name, shape in told.items())
 
 
 def _check_pattern(pattern: str, shapes: Params) -> None:

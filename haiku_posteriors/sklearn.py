@@ -44,6 +44,8 @@ class PosteriorRegressor(RegressorMixin, PosteriorEstimator):
         "mean_field", "mc_dropout", "implicit", "ensemble", "map".
     network : a Haiku function of inputs, and perhaps `num_outputs`; a built-in network's name,
         `package.module:function` or `path/to/file.py:function`; None for one hidden layer of 50.
+    input_groups : for a network of several inputs, the columns of X that each takes, by its name:
+        positions, or names where X has them.
     weight_decay : prior precision of the weights.
     temperature : divides the log-joint.
     num_steps : transitions of HMC, epochs of other methods; None for the method's default, as with

@@ -191,7 +191,7 @@ def test_every_method_of_the_table(method, monkeypatch):
     assert ("converged" in model.diagnostics_) == is_chain
     monkeypatch.setitem(sys.modules, "arviz", AN_ARVIZ)
     groups = model.to_arviz()
-    assert groups["posterior"]["mlp/~/linear_0.w"].shape == (2, wishes["num_draws"], 3, 3)
+    assert groups["posterior"]["mlp.~.linear_0.w"].shape == (2, wishes["num_draws"], 3, 3)
     assert ("sample_stats" in groups) == is_chain
     if is_chain:
         # lp is of the very draws beside it: prior, likelihood and the scale of y make it up.

@@ -95,12 +95,19 @@ DATA = (
     Flag("categorical", "list", None, "Columns of numbers that are categories, with commas."),
     Flag("ignore", "list", None, "Columns of a table that are no inputs, with commas."),
     Flag(
+        "input_group",
+        "strings",
+        [],
+        "NAME=COLUMN,COLUMN of a table: an input of a network that takes several; given once for "
+        "each.",
+    ),
+    Flag(
         "inputs",
-        "enum",
+        "string",
         None,
-        "What the inputs of an .npz file are.",
+        f"What the inputs of an .npz file are: {', '.join(INPUT_KINDS)}; of several inputs "
+        "NAME=KIND,NAME=KIND.",
         "images if they are bytes, else features",
-        choices=INPUT_KINDS,
     ),
     Flag("standardize", "bool", True, "Scale inputs and regression targets to unit variance."),
 )

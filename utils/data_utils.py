@@ -5,11 +5,14 @@ import hashlib
 import os
 import pathlib
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
+from haiku_posteriors.core.data import Inputs, take_rows
 from haiku_posteriors.core.errors import UserError, unknown_name
 from haiku_posteriors.utils.datasets import (
     arrays,
@@ -21,9 +24,9 @@ from haiku_posteriors.utils.datasets import (
     uci,
 )
 from haiku_posteriors.utils.datasets.embedded import EMBEDDED_SETS
-from haiku_posteriors.utils.datasets.forms import DataForm, InputForm
+from haiku_posteriors.utils.datasets.forms import Column, DataForm, InputForm, SeveralInputs
 from haiku_posteriors.utils.datasets.own_tables import TableOptions
-from haiku_posteriors.utils.datasets.raw import RawData
+from haiku_posteriors.utils.datasets.raw import RawData, Scaling, Values
 from haiku_posteriors.utils.files import expand
 
 
@@ -32,7 +35,8 @@ class Dataset(NamedTuple):
 
     Attributes:
       name: the name it was loaded by.
-      x_train: training inputs (rows, ...): floats, images as NHWC, or int32 tokens.
+      x_train: training inputs (rows, ...): floats, images as NHWC, or int32 tokens; several
+        inputs are a dict or tuple of arrays.
       y_train: int32 labels (rows,), or float targets (rows, targets).
       x_test: test inputs.
       y_test: test labels or targets.
@@ -40,9 +44,9 @@ class Dataset(NamedTuple):
     """
 
     name: str
-    x_train: np.ndarray
+    x_train: Inputs
     y_train: np.ndarray
-    x_test: np.ndarray
+    x_test: Inputs
     y_test: np.ndarray
     form: DataForm
 
@@ -88,6 +92,7 @@ def load(
       name: one of `known_names()`; `openml:<number>`; or a path (looked up as given, then in
         `data_dir`) of a table (.csv, .tsv, .parquet), or of an .npz file with arrays x_train,
         y_train, x_test, y_test, or x and y, taken as `from_arrays` takes them, or else columns.
+        Several inputs of a network are arrays x_train_<name> and x_test_<name>, or x_<name>.
       data_dir: folder of data files, laid out as the readers in utils/datasets describe.
       subset_train_to: number of training rows to keep, from the first on. Statistics for scaling
         are those of the whole training part, so that a subset sees the same values.
@@ -113,21 +118,22 @@ def load(
     dataset = _prepare(name, raw, standardize, np.dtype(float_dtype))
     if subset_train_to is None:
         return dataset
-    rows = len(dataset.x_train)
+    rows = len(dataset.y_train)
     if not 1 <= subset_train_to <= rows:
         raise UserError(
             f"Cannot take a subset of {subset_train_to} training rows of data set '{name}', which "
             f"has {rows}."
         )
     return dataset._replace(
-        x_train=dataset.x_train[:subset_train_to], y_train=dataset.y_train[:subset_train_to]
+        x_train=take_rows(dataset.x_train, slice(subset_train_to)),
+        y_train=dataset.y_train[:subset_train_to],
     )
 
 
 def from_arrays(
-    x_train: npt.ArrayLike,
+    x_train: npt.ArrayLike | Mapping[str, npt.ArrayLike] | tuple[npt.ArrayLike, ...],
     y_train: npt.ArrayLike,
-    x_test: npt.ArrayLike,
+    x_test: npt.ArrayLike | Mapping[str, npt.ArrayLike] | tuple[npt.ArrayLike, ...],
     y_test: npt.ArrayLike,
     *,
     task: str | None = None,
@@ -140,19 +146,34 @@ def from_arrays(
     Inputs and regression targets are scaled by training statistics (metrics and predictions are
     given in the targets' own units all the same); uint8 inputs are images, divided by 255 first.
     Integer targets are class labels. `task` and `inputs` ("features", "tokens", "images") say
-    otherwise; tokens are left alone.
+    otherwise; tokens are left alone. Several inputs of a network are a dict, or a tuple, of arrays,
+    with `inputs` such as "text=tokens,photo=images", or "0=tokens" for the first of a tuple.
     """
-    source = "The data set"
-    x_train, y_train, x_test, y_test = map(np.asarray, (x_train, y_train, x_test, y_test))
-    arrays.check_rows(source, x_train, y_train, x_test, y_test)
-    raw = arrays.check_arrays(source, x_train, y_train, x_test, y_test, task, inputs)
+    raw = arrays.check_arrays(
+        "The data set",
+        _as_values(x_train),
+        np.asarray(y_train),
+        _as_values(x_test),
+        np.asarray(y_test),
+        task,
+        inputs,
+    )._replace(is_tuple=isinstance(x_train, tuple))
     return _prepare("arrays", raw, standardize, np.dtype(float_dtype))
+
+
+def _as_values(x: Any) -> Values:
+    if isinstance(x, tuple):
+        x = {str(index): part for index, part in enumerate(x)}
+    if isinstance(x, Mapping):
+        return {name: np.asarray(part) for name, part in x.items()}
+    return np.asarray(x)
 
 
 def fingerprint(dataset: Dataset) -> str:
     """A checksum of the rows as the network sees them: equal if and only if the data are."""
     digest = hashlib.sha256()
-    for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test):
+    parts = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
+    for array in jax.tree.leaves(parts):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
@@ -203,11 +224,12 @@ def _read_npz(path: pathlib.Path, task: str | None, options: TableOptions) -> Ra
     found, source = arrays.read_plain(path), f"File {path}"
     if options.target:
         return own_tables.from_table(tables.from_columns(found, source), options, task)
-    for option in ("categorical", "ignore"):
+    for option in ("categorical", "ignore", "input_groups"):
         if getattr(options, option):
             raise UserError(f"{source} is read by columns, with {option}, if it gets a --target.")
-    if {"x", "y"} <= found.keys():
-        return own_tables.from_x_and_y(source, found["x"], found["y"], options, task)
+    x = arrays.find_inputs(found, "x")
+    if x is not None and "y" in found:
+        return own_tables.from_x_and_y(source, x, found["y"], options, task)
     if options.split is not None or options.split_seed is not None:
         raise UserError(f"{source} is split already; --split is for arrays x and y.")
     split = arrays.split_arrays(path, found)
@@ -239,7 +261,7 @@ def _prepare(name: str, raw: RawData, standardize: bool, dtype: np.dtype) -> Dat
         mean, scale = mean.astype(dtype), scale.astype(dtype)
     form = DataForm(raw.task, inputs, raw.num_classes, raw.classes, raw.target_names, mean, scale)
     x_train, x_test = inputs.to_inputs(raw.x_train), inputs.to_inputs(raw.x_test)
-    scaled = (x_train, y_train, x_test, y_test, mean)
+    scaled = jax.tree.leaves((x_train, y_train, x_test, y_test, mean))
     if not (all(np.isfinite(values).all() for values in scaled) and np.all(scale > 0)):
         raise UserError(
             f"Data set '{name}' has values too large or too close together to compute with in "
@@ -248,28 +270,44 @@ def _prepare(name: str, raw: RawData, standardize: bool, dtype: np.dtype) -> Dat
     return Dataset(name, x_train, y_train, x_test, y_test, form)
 
 
-def _input_form(raw: RawData, standardize: bool, dtype: np.dtype) -> InputForm:
-    shape, neutral = raw.x_train.shape[1:], (np.zeros(1), np.ones(1))
-    is_image = raw.x_train.dtype == np.uint8
-    if raw.x_train.dtype.kind in "iu" and not is_image:
+def _input_form(raw: RawData, standardize: bool, dtype: np.dtype) -> InputForm | SeveralInputs:
+    x, scaling, columns = raw.x_train, raw.input_scaling, raw.columns
+    if not isinstance(x, Mapping):
+        assert not isinstance(scaling, Mapping) and not isinstance(columns, Mapping)
+        return _one_form(x, scaling if standardize else "none", columns, dtype)
+    assert isinstance(scaling, Mapping) and not isinstance(columns, tuple)
+    columns_of = columns or {}
+    forms = [
+        _one_form(x[name], scaling[name] if standardize else "none", columns_of.get(name), dtype)
+        for name in x
+    ]
+    return SeveralInputs(tuple(x), tuple(forms), raw.is_tuple)
+
+
+def _one_form(
+    x: np.ndarray, scaling: Scaling, columns: tuple[Column, ...] | None, dtype: np.dtype
+) -> InputForm:
+    shape, neutral = x.shape[1:], (np.zeros(1), np.ones(1))
+    is_image = x.dtype == np.uint8
+    if x.dtype.kind in "iu" and not is_image:
         return InputForm("tokens", shape, np.dtype(np.int32), 1.0, *neutral)
     unit = 255.0 if is_image else 1.0
-    if not standardize or raw.input_scaling == "none":
+    if scaling == "none":
         mean, scale = neutral
-    elif isinstance(raw.input_scaling, tuple):
-        mean, scale = raw.input_scaling
+    elif isinstance(scaling, tuple):
+        mean, scale = scaling
     else:
-        mean, scale = _statistics(raw.x_train, 0 if raw.input_scaling == "feature" else None)
+        mean, scale = _statistics(x, 0 if scaling == "feature" else None)
         mean, scale = mean / unit, scale / unit
-        if raw.columns is not None:
+        if columns is not None:
             # A rare category scaled to unit variance would be a very large input.
             category = np.repeat(
-                [bool(column.categories) for column in raw.columns],
-                [column.width for column in raw.columns],
+                [bool(column.categories) for column in columns],
+                [column.width for column in columns],
             )
             mean, scale = np.where(category, 0.0, mean), np.where(category, 1.0, scale)
     kind = "images" if is_image else "features"
-    return InputForm(kind, shape, dtype, unit, mean, scale, raw.columns)
+    return InputForm(kind, shape, dtype, unit, mean, scale, columns)
 
 
 def _statistics(values: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.ndarray]:

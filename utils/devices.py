@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from haiku_posteriors.core.data import Data, make_data
+from haiku_posteriors.core.data import Data, Inputs, make_data
 from haiku_posteriors.core.errors import UserError
 
 CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
@@ -69,9 +69,7 @@ def draw_placement(mesh: Mesh, num_draws: int) -> Callable[[jax.Array], jax.Arra
     return lambda array: jax.lax.with_sharding_constraint(array, sharding)
 
 
-def place_data(
-    inputs: np.ndarray, targets: np.ndarray, mesh: Mesh, num_microbatches: int = 1
-) -> Data:
+def place_data(inputs: Inputs, targets: np.ndarray, mesh: Mesh, num_microbatches: int = 1) -> Data:
     """Puts rows on the devices, padded so that devices and microbatches divide them."""
     data = make_data(inputs, targets, multiple_of=mesh.shape["data"] * num_microbatches)
     return jax.device_put(data, NamedSharding(mesh, PartitionSpec("data")))

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -22,7 +22,7 @@ from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import checkpoint_utils, data_utils, files, models, problem
 from haiku_posteriors.utils.data_utils import Dataset
-from haiku_posteriors.utils.datasets.forms import Column
+from haiku_posteriors.utils.datasets.forms import Column, InputForm, SeveralInputs
 from haiku_posteriors.utils.draws import DrawStore, draws_per_block
 from haiku_posteriors.utils.plans import Plan, Wishes, make_plan
 from haiku_posteriors.utils.problem import Problem
@@ -49,6 +49,7 @@ class PosteriorEstimator(Wishes, BaseEstimator):
     _: dataclasses.KW_ONLY
     weight_decay: float = 1.0
     temperature: float = 1.0
+    input_groups: Mapping[str, Sequence[int | str]] | None = None
     standardize: bool = True
     random_state: int | np.random.RandomState | None = 0
     verbose: bool = False
@@ -60,6 +61,8 @@ class PosteriorEstimator(Wishes, BaseEstimator):
         """Fits to rows X (rows, features) and y: labels of any type, or numbers."""
         x, targets = validate_data(self, X, y, dtype=np.float64, **self._checks_of_y)
         dataset = self._dataset(x, *self._read_targets(targets))
+        if self.network is None and self.input_groups:
+            raise UserError("input_groups need a network of your own, which takes several inputs.")
         name = self.network or DEFAULT_NETWORK
         described = self._problem(getattr(name, "__name__", str(name)), dataset)
         log_joint = problem.build_log_joint(described, dataset.form, name)
@@ -103,7 +106,7 @@ class PosteriorEstimator(Wishes, BaseEstimator):
         self._keep(
             StoredProblem(
                 *(described, dataset.form, plan.num_chains, at_once),
-                *(len(dataset.x_test), models.source_of(name)),
+                *(len(dataset.y_test), models.source_of(name)),
             ),
             log_joint,
         )
@@ -119,16 +122,54 @@ class PosteriorEstimator(Wishes, BaseEstimator):
     def _dataset(self, x: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Dataset:
         few = evenly(len(x), ROWS_WATCHED)
         dataset = data_utils.from_arrays(
-            *(x, y, x[few], y[few]),
+            *(self._in_groups(x), y, self._in_groups(x[few]), y[few]),
             task=self._task,
-            inputs="features",
             standardize=self.standardize,
         )
         form = dataset.form._replace(classes=classes)
         if hasattr(self, "feature_names_in_"):
-            columns = tuple(Column(str(name)) for name in self.feature_names_in_)
-            form = form._replace(inputs=form.inputs._replace(columns=columns))
+            columns = [Column(str(name)) for name in self.feature_names_in_]
+            form = form._replace(inputs=self._with_columns(form.inputs, columns))
         return dataset._replace(form=form)
+
+    def _with_columns(
+        self, inputs: InputForm | SeveralInputs, columns: Sequence[Column]
+    ) -> InputForm | SeveralInputs:
+        if isinstance(inputs, InputForm):
+            return inputs._replace(columns=tuple(columns))
+        forms = [
+            form._replace(columns=tuple(columns[index] for index in chosen))
+            for form, chosen in zip(inputs.forms, self._groups().values(), strict=True)
+        ]
+        return inputs._replace(forms=tuple(forms))
+
+    def _groups(self) -> dict[str, list[int]]:
+        """The columns of X by their positions, for each input of the network."""
+        known = getattr(self, "feature_names_in_", np.arange(self.n_features_in_))
+        names: list[Any] = known.tolist()
+        groups = {}
+        for name, columns in (self.input_groups or {}).items():
+            unknown = [column for column in columns if column not in names]
+            if unknown or not columns:
+                raise UserError(
+                    f"input_groups: '{name}' needs columns of X, {', '.join(map(str, names))}; "
+                    f"{', '.join(map(str, unknown)) or 'nothing'} is none of them."
+                )
+            groups[name] = [names.index(column) for column in columns]
+        return groups
+
+    def _in_groups(self, x: np.ndarray) -> Any:
+        """X as the network takes it: whole, or its columns by group."""
+        groups = self._groups()
+        return {name: x[:, chosen] for name, chosen in groups.items()} if groups else x
+
+    def _rows(self, X: ArrayLike) -> Any:
+        """Checked rows as the run takes them."""
+        check_is_fitted(self)
+        x = validate_data(self, X, reset=False)
+        if self.input_groups and hasattr(self, "feature_names_in_"):
+            return {str(name): x[:, i] for i, name in enumerate(self.feature_names_in_)}
+        return self._in_groups(x)
 
     def _problem(self, model_name: str, dataset: Dataset) -> Problem:
         described = Problem(
@@ -158,13 +199,13 @@ class PosteriorEstimator(Wishes, BaseEstimator):
 
     def predictive(self, X: ArrayLike) -> Predictive:
         """The whole predictive distribution of rows, see `core.judging.predictive.Predictive`."""
-        check_is_fitted(self)
-        return self._run.predict(validate_data(self, X, reset=False))
+        rows = self._rows(X)
+        return self._run.predict(rows)
 
     def sample_functions(self, X: ArrayLike, num_functions: int) -> np.ndarray:
         """The network's function in some draws, (functions, rows, targets or classes)."""
-        check_is_fitted(self)
-        return self._run.sample_functions(validate_data(self, X, reset=False), num_functions)
+        rows = self._rows(X)
+        return self._run.sample_functions(rows, num_functions)
 
     def to_arviz(self, seed: int = 0) -> Any:
         """The fit for ArviZ: `arviz.loo(model.to_arviz())`, `arviz.plot_trace`, and so on.
@@ -187,8 +228,8 @@ class PosteriorEstimator(Wishes, BaseEstimator):
         )
 
     def _mean_log_density(self, x: ArrayLike, y: ArrayLike) -> float:
-        check_is_fitted(self)
-        return -self._run.evaluate(validate_data(self, x, reset=False), y)["nll"]
+        rows = self._rows(x)
+        return -self._run.evaluate(rows, y)["nll"]
 
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes all that `load` needs into a new or empty folder; nothing is pickled."""

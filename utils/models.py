@@ -21,12 +21,12 @@ from types import ModuleType
 import haiku as hk
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from haiku_posteriors.core.data import Inputs
 from haiku_posteriors.core.errors import UserError, unknown_name
 
 Activation = Callable[[jax.Array], jax.Array]
-Network = Callable[[jax.Array], jax.Array]
+Network = Callable[[Inputs], jax.Array]
 
 VOCABULARY_SIZE = 20_000
 IN_MEMORY = "<memory>"  # in place of the file of a network that was given as a function
@@ -269,7 +269,9 @@ NETWORKS: dict[str, Callable[[jax.Array, int], jax.Array]] = {
 # fmt: on
 
 
-def get_network(name: str | Callable[..., jax.Array], num_outputs: int) -> Network:
+def get_network(
+    name: str | Callable[..., jax.Array], num_outputs: int, several: Sequence[str] = ()
+) -> Network:
     """Finds a network by name.
 
     Args:
@@ -277,6 +279,8 @@ def get_network(name: str | Callable[..., jax.Array], num_outputs: int) -> Netwo
             one of the user's own, looked for in the working directory first. The function takes
             `inputs` and, if it has a parameter of that name, `num_outputs`. Or the function itself.
         num_outputs: width of the network's last layer.
+        several: names of the inputs, where there are several: a function with a parameter of each
+            name gets them so, and any other a dict (or tuple) of them.
 
     Returns:
         A Haiku function of `inputs` alone, ready for `hk.transform`.
@@ -288,11 +292,16 @@ def get_network(name: str | Callable[..., jax.Array], num_outputs: int) -> Netwo
     try:
         sized = "num_outputs" in inspect.signature(function).parameters
         network = functools.partial(function, num_outputs=num_outputs) if sized else function
-        inspect.signature(network).bind(None)
+        signature = inspect.signature(network)
+        if several and {*several} <= signature.parameters.keys():
+            signature.bind(**dict.fromkeys(several))
+            return lambda inputs: network(**inputs)
+        signature.bind(None)
     except (TypeError, ValueError):
+        parts = f" ({', '.join(several)})" if several else ""
         raise UserError(
-            f"Network '{name}' cannot be called with the inputs alone, or with the inputs and "
-            "num_outputs."
+            f"Network '{name}' cannot be called with the inputs{parts} alone, or with the inputs "
+            "and num_outputs."
         ) from None
     return network
 
@@ -317,7 +326,7 @@ def source_of(name: str | Callable[..., jax.Array]) -> dict[str, str | None]:
     return {"file": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
-def check_tokens(name: str, tokens: np.ndarray) -> None:
+def check_tokens(name: str, tokens: Inputs) -> None:
     """Refuses tokens that a built-in network does not know."""
     if name == "cnn_lstm" and tokens.max() >= VOCABULARY_SIZE:
         raise UserError(f"cnn_lstm knows tokens below {VOCABULARY_SIZE} only.")

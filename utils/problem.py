@@ -19,6 +19,7 @@ from haiku_posteriors.core.likelihoods import Likelihood
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
 from haiku_posteriors.utils import data_utils, models
 from haiku_posteriors.utils.data_utils import Dataset
+from haiku_posteriors.utils.datasets import own_tables
 from haiku_posteriors.utils.datasets.forms import DataForm
 from haiku_posteriors.utils.datasets.own_tables import TableOptions
 
@@ -44,6 +45,7 @@ class Problem:
     inputs: str | None = None
     categorical: tuple[str, ...] | None = None
     ignore: tuple[str, ...] | None = None
+    input_group: tuple[str, ...] = ()
     standardize: bool = True
     use_float64: bool = False
     model_name: str | None = None
@@ -78,6 +80,7 @@ class Problem:
             self.inputs,
             self.categorical or (),
             self.ignore or (),
+            own_tables.parse_groups(self.input_group),
         )
 
 
@@ -123,9 +126,15 @@ def complete(problem: Problem, form: DataForm, known_noise_std: float | None = N
       form: of its data.
       known_noise_std: of data whose noise is known; taken where noise_std is None.
     """
-    model_name = problem.model_name or models.default_network_name(
-        form.task, form.inputs.shape, form.inputs.kind == "tokens"
-    )
+    model_name = problem.model_name
+    if model_name is None:
+        if form.inputs.shape is None:
+            raise UserError(
+                "Several inputs need a network of your own: --model_name=path/to/file.py:function."
+            )
+        model_name = models.default_network_name(
+            form.task, form.inputs.shape, form.inputs.is_tokens
+        )
     one_noise_is_meant = problem.noise_std is not None or problem.learn_noise is not None
     likelihood = problem.likelihood
     if likelihood is None and form.task == "classification":
@@ -150,9 +159,10 @@ def build_log_joint(
     likelihood, groups = _make_likelihood(problem, form), _prior_groups(problem)
     network = network or problem.model_name
     assert network is not None
+    inputs = form.inputs
     log_joint = make_log_joint(
-        models.get_network(network, likelihood.num_outputs),
-        np.zeros((1, *form.inputs.shape), form.inputs.dtype),
+        models.get_network(network, likelihood.num_outputs, getattr(inputs, "names", ())),
+        inputs.example(),
         _make_prior(problem, groups),
         likelihood,
         temperature=problem.temperature,

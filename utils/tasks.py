@@ -61,7 +61,7 @@ def load_task(method: str, settings: Settings) -> Task:
         Problem.from_mapping(settings.values), known_noise
     )
     num_parameters = trees.size(log_joint.shapes)
-    settings = settings_table.complete(settings, vars(chosen), len(dataset.x_train), num_parameters)
+    settings = settings_table.complete(settings, vars(chosen), len(dataset.y_train), num_parameters)
     return Task(method, settings, dataset, log_joint)
 
 
@@ -150,7 +150,7 @@ def describe(task: Task, num_chains: int, num_draws: int) -> StoredProblem:
         task.dataset.form,
         num_chains,
         min(num_draws, draws_per_block(task.log_joint.shapes, num_chains)),
-        len(task.dataset.x_test),
+        len(task.dataset.y_test),
         models.source_of(model_name),
     )
 
@@ -180,7 +180,7 @@ def execute(
     settings, dataset = task.settings, task.dataset
     print(
         f"{task.method}: {settings.model_name} ({trees.size(task.log_joint.shapes):,} parameters) "
-        f"on {dataset.name} ({len(dataset.x_train):,} training rows), {num_chains} chain(s), "
+        f"on {dataset.name} ({len(dataset.y_train):,} training rows), {num_chains} chain(s), "
         f"{jax.device_count()} {jax.devices()[0].device_kind} device(s), in {directory}",
         flush=True,
     )

@@ -33,7 +33,7 @@ from jax.extend.core import get_opaque_trace_state
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from haiku_posteriors.core import trees
-from haiku_posteriors.core.data import Data, pad
+from haiku_posteriors.core.data import Data, Inputs, pad
 from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.networks.interception import Layer, intercept_layers
@@ -41,7 +41,7 @@ from haiku_posteriors.core.trees import Params
 
 LAYERS: dict[type[hk.Module], int] = {hk.Linear: 0, hk.Conv1D: 1, hk.Conv2D: 2}  # spatial axes
 # (rng_key, bundle, inputs) -> outputs; a bundle holds trees of floats, among them `params`.
-NoisyNetwork = Callable[[jax.Array, dict[str, Params], jax.Array], jax.Array]
+NoisyNetwork = Callable[[jax.Array, dict[str, Params], Inputs], jax.Array]
 
 
 class Call(NamedTuple):
@@ -88,7 +88,7 @@ def record_calls(function: Callable[..., Any], *arguments: Any) -> list[Call]:
 
 
 def calls_with_rows(
-    network: Callable[[Params, jax.Array], jax.Array], params: Params, inputs: jax.Array
+    network: Callable[[Params, Inputs], jax.Array], params: Params, inputs: Inputs
 ) -> list[tuple[Call, bool]]:
     """The network's layer calls, and whether the leading axis of each one's inputs is the rows.
 
@@ -97,8 +97,7 @@ def calls_with_rows(
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
 
     def calls(rows: int) -> list[Call]:
-        some = jax.ShapeDtypeStruct((rows, *inputs.shape[1:]), inputs.dtype)
-        return record_calls(network, shapes, some)
+        return record_calls(network, shapes, _shapes_of_rows(inputs, rows))
 
     return [
         (few, few.shape[:1] == (2,) and many.shape[:1] == (3,))
@@ -107,9 +106,9 @@ def calls_with_rows(
 
 
 def covered_modules(
-    network: Callable[[Params, jax.Array], jax.Array],
+    network: Callable[[Params, Inputs], jax.Array],
     params: Params,
-    inputs: jax.Array,
+    inputs: Inputs,
     estimator: str,
 ) -> tuple[str, ...]:
     """The modules whose calls `local` or `flipout` may replace; all others use drawn weights.
@@ -145,7 +144,7 @@ def covered_modules(
 
 
 def read_elsewhere(
-    network: Callable[[Params, jax.Array], jax.Array], params: Params, inputs: jax.Array
+    network: Callable[[Params, Inputs], jax.Array], params: Params, inputs: Inputs
 ) -> set[str]:
     """The modules whose parameters reach the outputs in another way than by a call of the layer.
 
@@ -153,20 +152,25 @@ def read_elsewhere(
     outputs depend then are read elsewhere. What a `while` loop reads counts as used.
     """
 
-    def without_layers(params: Params, inputs: jax.Array) -> jax.Array:
+    def without_layers(params: Params, inputs: Inputs) -> jax.Array:
         with intercept_layers(LAYERS, lambda module, layer, x: jnp.zeros_like(layer(x))):
             return network(params, inputs)
 
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
-    rows = jax.ShapeDtypeStruct((2, *inputs.shape[1:]), inputs.dtype)
-    traced = jax.make_jaxpr(without_layers)(shapes, rows).jaxpr
+    traced = jax.make_jaxpr(without_layers)(shapes, _shapes_of_rows(inputs, 2)).jaxpr
     _, used = dce_jaxpr(traced, [True] * len(traced.outvars))
     names = list(trees.named_leaves(shapes))
     return {trees.module_name(name) for name, is_used in zip(names, used, strict=False) if is_used}
 
 
+def _shapes_of_rows(inputs: Inputs, num_rows: int) -> Inputs:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((num_rows, *leaf.shape[1:]), leaf.dtype), inputs
+    )
+
+
 def covered_parameters(
-    log_joint: LogJoint, inputs: jax.Array, estimator: str
+    log_joint: LogJoint, inputs: Inputs, estimator: str
 ) -> tuple[list[str], list[str]]:
     """Names of the random parameters that `estimator` covers, and of those that are drawn instead.
 
@@ -182,7 +186,7 @@ def covered_parameters(
 
 
 def noisy_network(
-    network: Callable[[Params, jax.Array], jax.Array], modules: tuple[str, ...], estimator: str
+    network: Callable[[Params, Inputs], jax.Array], modules: tuple[str, ...], estimator: str
 ) -> NoisyNetwork:
     """The network with `local` or `flipout` noise in the calls of `modules`.
 
@@ -191,7 +195,7 @@ def noisy_network(
     """
     estimate = _local if estimator == "local" else _flipout
 
-    def apply(rng_key: jax.Array, bundle: dict[str, Params], inputs: jax.Array) -> jax.Array:
+    def apply(rng_key: jax.Array, bundle: dict[str, Params], inputs: Inputs) -> jax.Array:
         spreads = trees.named_leaves(bundle["spread"])
 
         def intercept(module: hk.Module, layer: Layer, x: jax.Array) -> jax.Array:
@@ -264,7 +268,7 @@ def noisy_log_likelihood(
     own = bundle["params"].get(PARAMETER_GROUP, {})
     return noisy.log_likelihood(
         {**bundle, PARAMETER_GROUP: own},
-        dataclasses.replace(data, inputs=(data.inputs, keys)),  # type: ignore[arg-type]
+        dataclasses.replace(data, inputs=(data.inputs, keys)),
     )
 
 

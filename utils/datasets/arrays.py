@@ -1,14 +1,16 @@
 """A user's own arrays and .npz files: what they are taken for, and what is refused."""
 
 import pathlib
+from collections.abc import Mapping
 
 import numpy as np
 
 from haiku_posteriors.core.errors import UserError, unknown_name
-from haiku_posteriors.utils.datasets.raw import RawData
+from haiku_posteriors.utils.datasets.raw import RawData, Scaling, Values
 from haiku_posteriors.utils.files import read_arrays
 
 ARRAY_NAMES = ("x_train", "y_train", "x_test", "y_test")
+PARTS = ("train", "test")
 INPUT_KINDS = ("features", "tokens", "images")
 # Whole numbers of at most this many different values may be classes.
 MAX_CLASSES_GUESSED = 20
@@ -27,35 +29,58 @@ def read_plain(path: pathlib.Path) -> dict[str, np.ndarray]:
         ) from error
 
 
+def find_inputs(found: Mapping[str, np.ndarray], name: str) -> Values | None:
+    """The array `name` of a file, or several inputs: {photo: `<name>_photo`, ...}; None for none.
+
+    x_train and x_test are no parts of x.
+    """
+    if name in found:
+        return found[name]
+    start = f"{name}_"
+    parts = {key.removeprefix(start): found[key] for key in found if key.startswith(start)}
+    if name == "x":
+        parts = {key: part for key, part in parts.items() if key.split("_")[0] not in PARTS}
+    return parts or None
+
+
 def split_arrays(
-    path: pathlib.Path, found: dict[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    path: pathlib.Path, found: Mapping[str, np.ndarray]
+) -> tuple[Values, np.ndarray, Values, np.ndarray]:
     """x_train, y_train, x_test and y_test among the arrays of a file."""
-    missing = [name for name in ARRAY_NAMES if name not in found]
-    if missing:
+    x_train, x_test = (find_inputs(found, name) for name in ("x_train", "x_test"))
+    y_train, y_test = (found.get(name) for name in ("y_train", "y_test"))
+    if x_train is None or x_test is None or y_train is None or y_test is None:
+        there = (x_train, y_train, x_test, y_test)
+        missing = [name for name, x in zip(ARRAY_NAMES, there, strict=True) if x is None]
         raise UserError(f"{path} lacks the arrays {', '.join(missing)}.")
-    x_train, y_train, x_test, y_test = (found[name] for name in ARRAY_NAMES)
-    check_rows(f"File {path}", x_train, y_train, x_test, y_test)
     return x_train, y_train, x_test, y_test
 
 
 def check_rows(
-    source: str, x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
+    source: str, x_train: Values, y_train: np.ndarray, x_test: Values, y_test: np.ndarray
 ) -> None:
     """Refuses arrays whose inputs and targets do not go together."""
-    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
-            raise UserError(
-                f"{source} has arrays x_{part} and y_{part} of shapes {x.shape} and {y.shape}; "
-                "they need the same number of rows, at least one."
-            )
+    for part, values, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        for name, x in named(values, f"x_{part}").items():
+            if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
+                raise UserError(
+                    f"{source} has arrays {name} and y_{part} of shapes {x.shape} and {y.shape}; "
+                    "they need the same number of rows, at least one."
+                )
+
+
+def named(values: Values, name: str) -> dict[str, np.ndarray]:
+    """Arrays by the names that they have in a file."""
+    if isinstance(values, Mapping):
+        return {f"{name}_{part}": array for part, array in values.items()}
+    return {name: values}
 
 
 def check_arrays(
     source: str,
-    x_train: np.ndarray,
+    x_train: Values,
     y_train: np.ndarray,
-    x_test: np.ndarray,
+    x_test: Values,
     y_test: np.ndarray,
     task: str | None = None,
     inputs: str | None = None,
@@ -66,7 +91,9 @@ def check_arrays(
     unless `inputs` (one of INPUT_KINDS) says otherwise. Integer targets are class labels, and
     floats are amounts, unless `task` says otherwise; floats that look like classes need it.
     """
-    for array in (x_train, y_train, x_test, y_test):
+    check_rows(source, x_train, y_train, x_test, y_test)
+    all_inputs = [*named(x_train, "x_train").values(), *named(x_test, "x_test").values()]
+    for array in (*all_inputs, y_train, y_test):
         if array.dtype.kind not in "biuf":
             raise UserError(f"{source} must hold real numbers, not values of {array.dtype}.")
         if not np.isfinite(array).all():
@@ -97,6 +124,40 @@ def looks_like_classes(targets: np.ndarray) -> bool:
 
 
 def _own_inputs(
+    source: str, x_train: Values, x_test: Values, inputs: str | None
+) -> tuple[Values, Values, Scaling | dict[str, Scaling]]:
+    """The inputs as they are stored, and their scaling; several of them each by its own kind."""
+    if not isinstance(x_train, Mapping) or not isinstance(x_test, Mapping):
+        if isinstance(x_train, Mapping) or isinstance(x_test, Mapping):
+            raise UserError(f"{source} has several inputs in x_train or in x_test alone.")
+        return _own_input(source, x_train, x_test, inputs)
+    if x_train.keys() != x_test.keys():
+        raise UserError(
+            f"{source} has the inputs {', '.join(x_train)} in x_train and {', '.join(x_test)} in "
+            "x_test."
+        )
+    kinds = _kinds(source, tuple(x_train), inputs)
+    found = {
+        name: _own_input(f"{source}, input {name},", x_train[name], x_test[name], kinds.get(name))
+        for name in x_train
+    }
+    train, test, scaling = ({name: parts[i] for name, parts in found.items()} for i in range(3))
+    return train, test, scaling  # type: ignore[return-value]
+
+
+def _kinds(source: str, names: tuple[str, ...], inputs: str | None) -> dict[str, str]:
+    """The kinds that `text=tokens,photo=images` gives to inputs by name."""
+    pairs = [pair.partition("=") for pair in (inputs or "").split(",") if pair]
+    for name, equals, _ in pairs:
+        if not equals or name not in names:
+            raise UserError(
+                f"{source} has the inputs {', '.join(names)}: say what one of them is by "
+                f"--inputs={names[0]}=tokens, not by --inputs={inputs}."
+            )
+    return {name: kind for name, _, kind in pairs}
+
+
+def _own_input(
     source: str, x_train: np.ndarray, x_test: np.ndarray, inputs: str | None
 ) -> tuple[np.ndarray, np.ndarray, str]:
     def kind(x: np.ndarray) -> str:

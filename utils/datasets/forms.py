@@ -5,7 +5,7 @@ Numbers survive JSON exactly, and one function scales training rows and new ones
 gives the same bits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +46,16 @@ class InputForm(NamedTuple):
     scale: np.ndarray
     columns: tuple[Column, ...] | None = None
 
-    def to_inputs(self, values: np.ndarray) -> np.ndarray:
+    @property
+    def is_tokens(self) -> bool:
+        """Whether the inputs are whole numbers that stand for words."""
+        return self.kind == "tokens"
+
+    def example(self) -> np.ndarray:
+        """One row of inputs; only shape and dtype are meant."""
+        return np.zeros((1, *self.shape), self.dtype)
+
+    def to_inputs(self, values: Any) -> np.ndarray:
         """Values (rows, *shape) in their own units as the network's inputs."""
         if self.kind == "tokens":
             return values.astype(self.dtype)
@@ -89,6 +98,74 @@ class InputForm(NamedTuple):
         return values
 
 
+class SeveralInputs(NamedTuple):
+    """The forms of several inputs, which a network takes as a dict, or as a tuple.
+
+    Attributes:
+      names: of the inputs.
+      forms: of each.
+      is_tuple: whether the network takes a tuple, in the order of the names.
+    """
+
+    names: tuple[str, ...]
+    forms: tuple[InputForm, ...]
+    is_tuple: bool = False
+
+    @property
+    def shape(self) -> None:
+        """There is no single one."""
+
+    @property
+    def is_tokens(self) -> bool:
+        """Not all of them."""
+        return False
+
+    @property
+    def columns(self) -> tuple[Column, ...] | None:
+        """Of the table that the rows come from, each once; None for plain arrays."""
+        if any(form.columns is None for form in self.forms):
+            return None
+        return tuple(dict.fromkeys(column for form in self.forms for column in form.columns or ()))
+
+    def join(self, parts: Iterable[Any]) -> dict[str, Any] | tuple[Any, ...]:
+        """One value for each input, in their order, as the network takes them."""
+        return tuple(parts) if self.is_tuple else dict(zip(self.names, parts, strict=True))
+
+    def parts(self, values: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+        """The inverse of `join`."""
+        return [values[name] for name in self.names] if isinstance(values, Mapping) else [*values]
+
+    def example(self) -> Any:
+        """One row of inputs; only shapes and dtypes are meant."""
+        return self.join(form.example() for form in self.forms)
+
+    def to_inputs(self, values: Any) -> Any:
+        """Values in their own units as the network's inputs."""
+        pairs = zip(self.forms, self.parts(values), strict=True)
+        return self.join(form.to_inputs(part) for form, part in pairs)
+
+    def check_values(self, values: Any, source: str = "The inputs") -> Any:
+        """The same values, of the right shapes and kinds and finite, or a sentence."""
+        names = ", ".join(self.names)
+        given = [*values] if isinstance(values, Mapping) else None
+        if given is not None and {*given} != {*self.names}:
+            raise UserError(
+                f"{source} are {', '.join(map(str, given))}, but the run was trained on {names}."
+            )
+        if given is None and (not isinstance(values, tuple) or len(values) != len(self.names)):
+            raise UserError(
+                f"The run was trained on several inputs: give a dict of arrays ({names}), or a "
+                f"tuple of {len(self.names)}."
+            )
+        checked = [
+            form.check_values(np.asarray(part), f"{source}, {name},")
+            for name, form, part in zip(self.names, self.forms, self.parts(values), strict=True)
+        ]
+        if len({len(part) for part in checked}) > 1:
+            raise UserError(f"{source} ({names}) must have equally many rows.")
+        return self.join(checked)
+
+
 class DataForm(NamedTuple):
     """A data set without its rows.
 
@@ -103,7 +180,7 @@ class DataForm(NamedTuple):
     """
 
     task: str
-    inputs: InputForm
+    inputs: InputForm | SeveralInputs
     num_classes: int
     classes: tuple[str, ...]
     target_names: tuple[str, ...]
@@ -133,26 +210,30 @@ def name_rows(chosen: np.ndarray) -> str:
 
 def to_json(form: DataForm) -> dict[str, Any]:
     """The form as plain values."""
-    inputs = form.inputs._asdict() | {
-        "dtype": str(form.inputs.dtype),
-        "shape": list(form.inputs.shape),
-        "mean": form.inputs.mean.tolist(),
-        "scale": form.inputs.scale.tolist(),
-        "columns": None
-        if form.inputs.columns is None
-        else [column._asdict() for column in form.inputs.columns],
-    }
+    inputs = form.inputs
     return form._asdict() | {
-        "inputs": inputs,
+        "inputs": _input_to_json(inputs)
+        if isinstance(inputs, InputForm)
+        else inputs._asdict() | {"forms": [_input_to_json(one) for one in inputs.forms]},
         "target_mean": form.target_mean.tolist(),
         "target_scale": form.target_scale.tolist(),
         "target_dtype": str(form.target_mean.dtype),
     }
 
 
-def from_json(content: Mapping[str, Any]) -> DataForm:
-    """The inverse of `to_json`."""
-    inputs = dict(content["inputs"])
+def _input_to_json(form: InputForm) -> dict[str, Any]:
+    columns = form.columns
+    return form._asdict() | {
+        "dtype": str(form.dtype),
+        "shape": list(form.shape),
+        "mean": form.mean.tolist(),
+        "scale": form.scale.tolist(),
+        "columns": None if columns is None else [column._asdict() for column in columns],
+    }
+
+
+def _input_from_json(content: Mapping[str, Any]) -> InputForm:
+    inputs = dict(content)
     if inputs["columns"] is not None:
         inputs["columns"] = tuple(
             Column(column["name"], tuple(column["categories"])) for column in inputs["columns"]
@@ -163,10 +244,21 @@ def from_json(content: Mapping[str, Any]) -> DataForm:
         "mean": np.asarray(inputs["mean"], np.float64),
         "scale": np.asarray(inputs["scale"], np.float64),
     }
-    dtype = np.dtype(content["target_dtype"])
+    return InputForm(**inputs)
+
+
+def from_json(content: Mapping[str, Any]) -> DataForm:
+    """The inverse of `to_json`."""
+    inputs, dtype = content["inputs"], np.dtype(content["target_dtype"])
     return DataForm(
         content["task"],
-        InputForm(**inputs),
+        SeveralInputs(
+            tuple(inputs["names"]),
+            tuple(map(_input_from_json, inputs["forms"])),
+            bool(inputs["is_tuple"]),
+        )
+        if "forms" in inputs
+        else _input_from_json(inputs),
         content["num_classes"],
         tuple(content["classes"]),
         tuple(content["target_names"]),

@@ -1,13 +1,15 @@
 """A user's own table as a data set: its target, its split, and what its columns are taken for."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from haiku_posteriors.core.data import take_rows
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils.datasets import arrays, tables
 from haiku_posteriors.utils.datasets.forms import Column
-from haiku_posteriors.utils.datasets.raw import RawData
+from haiku_posteriors.utils.datasets.raw import RawData, Values
 from haiku_posteriors.utils.datasets.tables import Table
 
 DEFAULT_SPLIT = "0.1"
@@ -23,6 +25,7 @@ class TableOptions(NamedTuple):
       inputs: "features", "tokens" or "images".
       categorical: columns of numbers that are categories all the same.
       ignore: columns that are no inputs.
+      input_groups: columns of each input of a network that takes several, by its name.
     """
 
     target: str | tuple[str, ...] = ()
@@ -31,11 +34,26 @@ class TableOptions(NamedTuple):
     inputs: str | None = None
     categorical: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    input_groups: Mapping[str, Sequence[str]] | None = None
+
+
+def parse_groups(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
+    """Groups of columns from NAME=COLUMN,COLUMN; None for none."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, _, columns = text.partition("=")
+        if not name or not columns or name in groups:
+            raise UserError(
+                f"input_group '{text}' is not of the form NAME=COLUMN,COLUMN, with another name "
+                "for each."
+            )
+        groups[name] = tuple(column.strip() for column in columns.split(","))
+    return groups or None
 
 
 def refuse_options(name: str, options: TableOptions) -> None:
     """Refuses options of tables for data that are none."""
-    given = [option for option, value in options._asdict().items() if value not in (None, ())]
+    given = [option for option, value in options._asdict().items() if value not in (None, (), {})]
     if given:
         raise UserError(
             f"{given[0]} is for tables and arrays of your own, not for data set '{name}'."
@@ -63,7 +81,9 @@ def from_table(table: Table, options: TableOptions, task: str | None) -> RawData
         )
     split_column = None if is_fraction(options.split) else str(options.split)
     special = (*target, *([split_column] if split_column else ()), *options.ignore)
-    for name in (*special, *options.categorical):
+    groups = options.input_groups or {}
+    grouped = [name for group in groups.values() for name in group]
+    for name in (*special, *options.categorical, *grouped):
         if name not in table.columns:
             raise UserError(
                 f"{table.source} has no column '{name}'; it has {', '.join(table.columns)}."
@@ -71,31 +91,47 @@ def from_table(table: Table, options: TableOptions, task: str | None) -> RawData
     names = [name for name in table.columns if name not in special]
     if not names:
         raise UserError(f"{table.source} has no column left to predict from.")
+    for name in sorted({*names} ^ {*grouped}) if groups else ():
+        why = "is in no input_group: name it in one, or in --ignore"
+        why = why if name in names else "is in an input_group, and is no input"
+        raise UserError(f"{table.source}: column '{name}' {why}.")
     tables.refuse_missing(table, [*names, *target])
     columns = tables.infer_columns(table, names, options.categorical)
-    x = tables.encode(columns, table)
     train, test = split_rows(table, split_column, options)
+    chosen: Any = columns
+    x: Values = tables.encode(columns, table)
+    scaling: Any = "feature"
+    if groups:
+        by_name = {column.name: column for column in columns}
+        chosen = {group: tuple(map(by_name.__getitem__, groups[group])) for group in groups}
+        x = {group: tables.encode(chosen[group], table) for group in groups}
+        scaling = dict.fromkeys(groups, "feature")
+    x_train, x_test = take_rows(x, train), take_rows(x, test)
     task = task or _task_of(table, target)
     if task == "classification":
         labels, classes = _labels(table, target)
-        raw = RawData(task, x[train], labels[train], x[test], labels[test], len(classes), "feature")
-        return raw._replace(columns=columns, classes=classes, target_names=target)
+        raw = RawData(task, x_train, labels[train], x_test, labels[test], len(classes), scaling)
+        return raw._replace(columns=chosen, classes=classes, target_names=target)
     y = tables.encode([Column(name) for name in target], table)
-    raw = RawData(task, x[train], y[train], x[test], y[test], 0, "feature", True)
-    return raw._replace(columns=columns, target_names=target)
+    raw = RawData(task, x_train, y[train], x_test, y[test], 0, scaling, True)
+    return raw._replace(columns=chosen, target_names=target)
 
 
 def from_x_and_y(
-    source: str, x: np.ndarray, y: np.ndarray, options: TableOptions, task: str | None
+    source: str, x: Values, y: np.ndarray, options: TableOptions, task: str | None
 ) -> RawData:
-    """Arrays x and y without a split of their own."""
-    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-        raise UserError(f"{source} has arrays x and y of shapes {x.shape} and {y.shape}.")
+    """Arrays x and y, or several inputs and y, without a split of their own."""
+    for name, array in arrays.named(x, "x").items():
+        if array.ndim == 0 or y.ndim == 0 or len(array) != len(y):
+            raise UserError(
+                f"{source} has arrays {name} and y of shapes {array.shape} and {y.shape}."
+            )
     if not is_fraction(options.split):
         raise UserError(f"{source} has no columns: --split must be a number between 0 and 1.")
-    train, test = _random_split(source, len(x), options)
+    train, test = _random_split(source, len(y), options)
+    x_train, x_test = (take_rows(x, rows) for rows in (train, test))
     return arrays.check_arrays(
-        source, x[train], y[train], x[test], y[test], task=task, inputs=options.inputs
+        source, x_train, y[train], x_test, y[test], task=task, inputs=options.inputs
     )
 
 

@@ -29,7 +29,9 @@ def read_imdb(data_dir: pathlib.Path | None) -> RawData:
         x_train, x_test = tokenize(train_texts, test_texts, VOCABULARY_SIZE, LENGTH)
     else:
         found = arrays.read_plain(paths[0])
-        x_train, y_train, x_test, y_test = arrays.split_arrays(paths[0], found)
+        inputs_train, y_train, inputs_test, y_test = arrays.split_arrays(paths[0], found)
+        arrays.check_rows(f"File {paths[0]}", inputs_train, y_train, inputs_test, y_test)
+        x_train, x_test = np.asarray(inputs_train), np.asarray(inputs_test)
         is_tokens = all(x.ndim == 2 and x.dtype.kind in "iu" for x in (x_train, x_test))
         if not is_tokens or not all(np.isin(y, (0, 1)).all() for y in (y_train, y_test)):
             raise UserError(f"File {paths[0]} must hold 2-d integer tokens and labels 0 and 1.")

@@ -276,7 +276,7 @@ def _predictive_panel(path: pathlib.Path, runs: Sequence[OpenedRun], data_dir: s
     panels = {}
     for run in runs:
         log_joint, dataset = run_networks.load_run_problem(run, data_dir)
-        if dataset.x_train.shape[1:] != (1,) or dataset.y_train.shape[1:] != (1,):
+        if dataset.form.inputs.shape != (1,) or dataset.y_train.shape[1:] != (1,):
             return False
         low, high = float(dataset.x_train.min()), float(dataset.x_train.max())
         margin = GRID_MARGIN * (high - low)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from haiku_posteriors.core import trees
+from haiku_posteriors.core.data import Inputs, count_rows, take_rows
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import metrics
 from haiku_posteriors.core.judging.predictions import Predictions, evenly, join
@@ -26,7 +27,7 @@ from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import checkpoint_utils, devices, ensemble_utils, models, problem
 from haiku_posteriors.utils.datasets import tables
-from haiku_posteriors.utils.datasets.forms import Column
+from haiku_posteriors.utils.datasets.forms import Column, InputForm, SeveralInputs
 from haiku_posteriors.utils.datasets.tables import Table
 from haiku_posteriors.utils.draws import DrawStore
 from haiku_posteriors.utils.report import problem_files
@@ -37,7 +38,7 @@ DRAW_BYTES_KEPT = 2**28  # draws of at most this size are read once
 SMALLEST_BLOCK = 16
 
 Progress = Callable[[int], object]
-Rows = ArrayLike | Mapping[str, Any] | Table  # in their own units
+Rows = ArrayLike | Mapping[str, Any] | tuple[Any, ...] | Table  # in their own units
 
 
 class LoadedRun:
@@ -81,7 +82,7 @@ class LoadedRun:
 
         Args:
           x: rows in their own units: an array (rows, ...), or columns by name (a dict of arrays,
-            a data frame).
+            a data frame); of a run on several inputs that were no columns, a dict or tuple of them.
           progress: gets the number of draws done, of all rows together, see `num_passes`.
         """
         blocks = [block for _, block in self.predict_blocks(x, progress)]
@@ -124,9 +125,9 @@ class LoadedRun:
         """
         inputs = self.to_inputs(x)
         targets = self.to_targets(y)
-        if len(targets) != len(inputs):
+        if len(targets) != count_rows(inputs):
             raise UserError(
-                f"There are {len(inputs)} rows of inputs but {len(targets)} of targets."
+                f"There are {count_rows(inputs)} rows of inputs but {len(targets)} of targets."
             )
         blocks = [block for _, block in self._blocks(inputs, targets, None)]
         outputs, log_likelihoods = (
@@ -138,17 +139,21 @@ class LoadedRun:
             Predictions(self.form.task, outputs, log_likelihoods, in_units)
         )
 
-    def to_inputs(self, x: Rows) -> np.ndarray:
+    def to_inputs(self, x: Rows) -> Inputs:
         """Rows in their own units as the network sees them, or a sentence on why not."""
         form = self.form.inputs
         if not isinstance(x, Table) and hasattr(x, "columns"):  # a data frame
             x = {name: np.asarray(x[name]) for name in x.columns}  # type: ignore[index]
-        if isinstance(x, Mapping):
+        has_columns = isinstance(form, InputForm) or form.columns is not None
+        if isinstance(x, Mapping) and has_columns:
             x = tables.from_columns(x, "The inputs")
+        source = "The inputs"
         if isinstance(x, Table):
             values, source = self._from_table(x), x.source
+        elif isinstance(form, SeveralInputs):
+            values = x
         else:
-            values, source = np.asarray(x), "The inputs"
+            values = np.asarray(x)
             if form.columns is not None and any(column.categories for column in form.columns):
                 raise UserError(
                     "The run was trained on a table with categories: give columns by name, a dict "
@@ -189,8 +194,16 @@ class LoadedRun:
         """How often `progress` will be told of a draw."""
         return -(-num_rows // self.rows_at_once) * self.num_draws
 
-    def _from_table(self, table: Table) -> np.ndarray:
-        columns, shape = self.form.inputs.columns, self.form.inputs.shape
+    def _from_table(self, table: Table) -> Any:
+        form = self.form.inputs
+        if isinstance(form, SeveralInputs):
+            if form.columns is None:
+                raise UserError(
+                    f"The run was trained on several arrays, {', '.join(form.names)}, which no "
+                    "table holds: give an .npz file with x_<name> for each."
+                )
+            return form.join(tables.encode(one.columns or (), table) for one in form.forms)
+        columns, shape = form.columns, form.shape
         if columns is not None:
             return tables.encode(columns, table)
         if len(shape) != 1 or len(table.columns) != shape[0]:
@@ -202,13 +215,13 @@ class LoadedRun:
 
     def _blocks(
         self,
-        inputs: np.ndarray,
+        inputs: Inputs,
         targets: np.ndarray | None,
         progress: Progress | None,
         parts: list[Params] | None = None,
     ) -> Iterator[tuple[slice, Predictions]]:
         """Predictions of all draws, or of `parts`, for blocks of rows of one size."""
-        total, most = len(inputs), self.rows_at_once
+        total, most = count_rows(inputs), self.rows_at_once
         size = most
         if total <= most and total != self.stored.num_test_rows:
             # Few sizes, so that few programs are compiled; the test rows have their own.
@@ -220,7 +233,7 @@ class LoadedRun:
             count = min(size, total - first)
             # Padded here and not as padding of `Data`, whose number of rows a program is for.
             index = np.where(np.arange(size) < count, first + np.arange(size), first)
-            data = devices.place_data(inputs[index], targets[index], self._mesh)
+            data = devices.place_data(take_rows(inputs, index), targets[index], self._mesh)
             found = []
             for part in self._parts() if parts is None else parts:
                 for predictions in ensemble_utils.predict_part(

@@ -26,8 +26,8 @@ def draw_run(
     pictures = {}
     outputs = result.test_predictions.flat_outputs
     targets = ensemble_utils.targets_in_original_units(dataset.y_test, dataset.form)
-    one_input = dataset.x_train.shape[1:] == (1,)
-    two_inputs = dataset.x_train.shape[1:] == (2,)
+    one_input = dataset.form.inputs.shape == (1,)
+    two_inputs = dataset.form.inputs.shape == (2,)
     if dataset.task == "regression":
         pictures["calibration.png"] = lambda path: calibration.regression_calibration(
             path, outputs, targets, title

@@ -11,20 +11,29 @@ from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging.predictive import Predictive
 from haiku_posteriors.utils import files
 from haiku_posteriors.utils.datasets import arrays, tables
+from haiku_posteriors.utils.datasets.raw import Values
 from haiku_posteriors.utils.datasets.tables import Table
 
 SUFFIXES = (".csv", ".npz", ".parquet")
 INPUT_ARRAYS = ("x", "inputs", "x_test")
 
 
-def read_inputs(path: pathlib.Path) -> Table | np.ndarray:
-    """A table of text, parquet or named columns; of an .npz file, else its array of inputs."""
+def read_inputs(path: pathlib.Path, several: bool = False) -> Table | Values:
+    """A table of text, parquet or named columns; of an .npz file, else its array of inputs.
+
+    With `several`, an .npz file holds the inputs as `data_utils.load` finds them: x_<name>.
+    """
     if path.suffix != ".npz":
         if not tables.is_table(path.name):
             known = ", ".join((*tables.TABLE_SUFFIXES, ".npz"))
             raise UserError(f"{path} is none of the files that can be read: {known}.")
         return tables.read_table(path)
     found = arrays.read_plain(path)
+    if several:
+        inputs = arrays.find_inputs(found, "x") or arrays.find_inputs(found, "x_test")
+        if inputs is None:
+            raise UserError(f"{path} lacks the inputs, arrays x_<name> for each of them.")
+        return inputs
     name = next((name for name in INPUT_ARRAYS if name in found), None)
     if name is not None:
         return found[name]

@@ -5,7 +5,7 @@ import pathlib
 import jax
 import numpy as np
 
-from haiku_posteriors.core.data import make_data
+from haiku_posteriors.core.data import Inputs, count_rows, make_data, take_rows
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params, merge
 from haiku_posteriors.utils import chains, ensemble_utils
@@ -34,16 +34,15 @@ def draw(path: pathlib.Path, log_joint: LogJoint, dataset: Dataset, seed: int) -
     draws = jax.jit(sample_prior, static_argnums=(1, 2))(key, log_joint, NUM_DRAWS)
     predict = ensemble_utils.make_predictor(log_joint, dataset.form)
 
-    def outputs(inputs: np.ndarray) -> np.ndarray:
-        dummy = np.zeros((len(inputs), *dataset.y_train.shape[1:]), dataset.y_train.dtype)
-        data = make_data(inputs.astype(dataset.x_train.dtype), dummy)
+    def outputs(inputs: Inputs) -> np.ndarray:
+        data = make_data(inputs, dataset.form.empty_targets(count_rows(inputs)))
         return predict(draws, jax.device_put(data)).flat_outputs
 
     targets = ensemble_utils.targets_in_original_units(dataset.y_train, dataset.form)
-    if dataset.task == "regression" and dataset.x_train.shape[1:] == (1,) == targets.shape[1:]:
+    if dataset.task == "regression" and dataset.form.inputs.shape == (1,) == targets.shape[1:]:
         grid = grid_axis(dataset.x_train, GRID_POINTS)
-        predictive.predictive_panel(
-            path, {"prior": outputs(grid[:, None])}, grid, dataset.x_train, targets
-        )
+        found = outputs(grid[:, None].astype(dataset.x_train.dtype))
+        predictive.predictive_panel(path, {"prior": found}, grid, dataset.x_train, targets)
         return
-    predictive.prior_histograms(path, dataset.task, outputs(dataset.x_train[:MAX_ROWS]), targets)
+    found = outputs(take_rows(dataset.x_train, slice(MAX_ROWS)))
+    predictive.prior_histograms(path, dataset.task, found, targets)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from haiku_posteriors.core import trees
-from haiku_posteriors.core.data import make_data
+from haiku_posteriors.core.data import Inputs, count_rows, make_data
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging.predictions import Predictions, evenly
 from haiku_posteriors.core.log_joint import LogJoint
@@ -18,7 +18,7 @@ from haiku_posteriors.utils.problem import Problem
 from haiku_posteriors.utils.report.run_folders import OpenedRun, map_draw_files
 
 # Inputs and, where they are known, targets as the network sees them.
-Predictor = Callable[[np.ndarray, np.ndarray | None], Predictions]
+Predictor = Callable[[Inputs, np.ndarray | None], Predictions]
 
 
 def problem_of_run(run: OpenedRun, data_dir: str | None) -> Problem:
@@ -73,11 +73,12 @@ def predictor_of_run(log_joint: LogJoint, dataset: Dataset, draws: Params) -> Pr
     """
     predict = ensemble_utils.make_predictor(log_joint, dataset.form)
 
-    def predictor(inputs: np.ndarray, targets: np.ndarray | None) -> Predictions:
+    def predictor(inputs: Inputs, targets: np.ndarray | None) -> Predictions:
         known = targets is not None
         if targets is None:  # the program needs some
-            targets = dataset.form.empty_targets(len(inputs))
-        data = make_data(inputs.astype(dataset.x_train.dtype), targets)
+            targets = dataset.form.empty_targets(count_rows(inputs))
+        typed = jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), inputs, dataset.x_train)
+        data = make_data(typed, targets)
         found = predict(draws, jax.device_put(data))
         return Predictions(
             dataset.task,

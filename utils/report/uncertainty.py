@@ -104,7 +104,7 @@ def evaluate(
     main_scores = {"test": scores[MAIN_SCORE[test.task]]}
     shifted: list[ShiftResult] = []
     left_out: list[str] = []
-    if np.issubdtype(dataset.x_test.dtype, np.floating):
+    if dataset.form.inputs.shape is not None and not dataset.form.inputs.is_tokens:
         space, values = shifts.input_space(
             dataset, problem.data_dir, problem.task, problem.table_options
         )
