@@ -18,7 +18,14 @@ from haiku_posteriors.utils.settings import Settings
 FLAGS = (
     *cmd_args_utils.CHAINS,
     Flag("no_mh", "bool", False, "Accept every proposal that does not diverge."),
-    Flag("target_accept", "float", 0.9, "Acceptance that the adapted step size aims at."),
+    Flag(
+        "target_accept",
+        "float",
+        0.9,
+        "Acceptance that the adapted step size aims at.",
+        above=0,
+        below=1,
+    ),
     Flag(
         "adapt_mass_matrix",
         "bool",
@@ -32,6 +39,8 @@ FLAGS = (
         None,
         "Trajectory lengths vary by up to this fraction.",
         "0.5; 0 with a given step_size",
+        lower_bound=0,
+        below=1,
     ),
     Flag(
         "collapse_output",

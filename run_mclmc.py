@@ -25,8 +25,9 @@ FLAGS = (
         "float",
         1e-4,
         "Squared energy error per step and dimension that unadjusted steps aim at.",
+        above=0,
     ),
-    Flag("target_accept", "float", 0.8, "Acceptance that adjusted steps aim at."),
+    Flag("target_accept", "float", 0.8, "Acceptance that adjusted steps aim at.", above=0, below=1),
     Flag(
         "bias_iterations",
         "integer",

@@ -20,21 +20,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from haiku_posteriors.core import adaptation, hamiltonian, microcanonical, trees
-from haiku_posteriors.core.adaptation import BurnIn, Learned
+from haiku_posteriors.core import adaptation, hamiltonian, microcanonical, trajectories, trees
+from haiku_posteriors.core.adaptation import Learned
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.errors import UserError, check_positive
 from haiku_posteriors.core.hamiltonian import Position, Progress
-from haiku_posteriors.core.hmc import (
-    DEFAULT_JITTER,
-    MIN_BURN_IN_FOR_MASS,
-    Trajectory,
-    attempt_until_likely,
-    check_settings,
-    default_length,
-    overdispersed_params,
-    tempered_prior_std,
-)
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, repeat
 from haiku_posteriors.core.trees import Params
@@ -100,19 +90,20 @@ def mclmc(
       target_accept: adjusted: the mean acceptance probability that it aims at.
       step_size: in the units of HMC's; adapted in burn-in when None.
       trajectory_length: of a transition, and L; by default that of HMC. Adjusted transitions vary
-        in length by DEFAULT_JITTER, as HMC's.
+        in length by trajectories.DEFAULT_JITTER, as HMC's.
       num_burn_in: transitions in which step size and masses are adapted.
       adapt_mass_matrix: whether to set a diagonal mass matrix; by default if the step size is
-        adapted, too, in a burn-in of at least MIN_BURN_IN_FOR_MASS.
+        adapted, too, in a burn-in of at least
+        trajectories.MIN_BURN_IN_FOR_MASS.
       max_num_leapfrog_steps: limit of a transition. An unadjusted one that meets it is continued by
         the next in the same direction, an adjusted one is not.
       divergence_threshold: adjusted: energy error above which a transition is divergent.
       progress: see `core.hmc.hmc`.
 
     Returns:
-      The method; it starts at `core.hmc.overdispersed_params` unless given parameters. `info` holds
-      scalars by HMC's names, acceptance_probability being that of a test if there were one, and
-      for unadjusted transitions energy_variance.
+      The method; it starts at `core.trajectories.overdispersed_params` unless given parameters.
+      `info` holds scalars by HMC's names, acceptance_probability being that of a test if there were
+      one, and for unadjusted transitions energy_variance.
 
     Example, with `log_joint` and `data` as in `make_log_joint`:
 
@@ -124,16 +115,17 @@ def mclmc(
       >>> int(info["num_leapfrog_steps"])
       10
     """
-    adapts_step_size = step_size is None
-    if adapt_mass_matrix is None:
-        adapt_mass_matrix = adapts_step_size and num_burn_in >= MIN_BURN_IN_FOR_MASS
+    plan = trajectories.make_plan(
+        log_joint,
+        step_size=step_size,
+        trajectory_length=trajectory_length,
+        num_burn_in=num_burn_in,
+        target_accept=target_accept,
+        adapt_mass_matrix=adapt_mass_matrix,
+        jitter=trajectories.DEFAULT_JITTER if adjusted else 0.0,
+        max_num_leapfrog_steps=max_num_leapfrog_steps,
+    )
     num_dimensions = trees.size(log_joint.random_shapes)
-    length = default_length(log_joint) if trajectory_length is None else trajectory_length
-    prior_std, unit = tempered_prior_std(log_joint)
-    burn_in = BurnIn(num_burn_in, target_accept, length, prior_std, unit)
-    ramp = max(burn_in.first_quarter, 1) if adapts_step_size else None
-    route = Trajectory(length, DEFAULT_JITTER if adjusted else 0.0, max_num_leapfrog_steps, ramp)
-    check_settings(route, burn_in, step_size, adapt_mass_matrix)
     check_positive(energy_variance=energy_variance)
     if num_dimensions < 2:
         raise UserError(
@@ -143,19 +135,14 @@ def mclmc(
 
     def init(rng_key: jax.Array, params: Params | None) -> MCLMCState:
         position_key, velocity_key = (jax.random.fold_in(rng_key, i) for i in range(2))
-        params = overdispersed_params(position_key, log_joint) if params is None else params
+        if params is None:
+            params = trajectories.overdispersed_params(position_key, log_joint)
         random, _ = log_joint.partition(params)
-        dtype = jax.tree.leaves(random)[0].dtype
-        size = jnp.array(length if step_size is None else step_size, dtype)
         return MCLMCState(
             hamiltonian.start(log_joint, params),
             None if adjusted else microcanonical.random_velocity(velocity_key, random),
             jnp.zeros((), jnp.int32),
-            size,
-            adaptation.prior_inverse_mass(random, prior_std, unit, adapt_mass_matrix),
-            adaptation.start_dual_averaging(size) if adjusted and adapts_step_size else None,
-            adaptation.start_moments(random, dtype) if adapt_mass_matrix else None,
-            jnp.zeros((), jnp.int32),
+            *plan.start(random, step_size, by_acceptance=adjusted),
         )
 
     def attempt(
@@ -166,7 +153,7 @@ def mclmc(
         params = state.position.params
         random, _ = log_joint.partition(params)
         fresh = microcanonical.random_velocity(keys[0], random)
-        num_steps = route.num_steps(size, state.iteration)
+        num_steps = plan.trajectory.num_steps(size, state.iteration)
         path = microcanonical.trajectory(
             keys[1],
             log_joint,
@@ -176,7 +163,7 @@ def mclmc(
             step_size=size,
             inverse_mass=state.inverse_mass,
             num_steps=num_steps,
-            decoherence_length=None if adjusted else length,
+            decoherence_length=None if adjusted else plan.trajectory.length,
             progress=progress,
         )
         value = log_joint(params, data)
@@ -208,23 +195,24 @@ def mclmc(
 
     def step(rng_key: jax.Array, state: MCLMCState, data: Data) -> tuple[MCLMCState, Info]:
         try_size = functools.partial(attempt, rng_key, state, data)
-        if adapts_step_size:
-            is_first = state.iteration == 0
-            (position, velocity), info = attempt_until_likely(try_size, state.step_size, is_first)
+        if plan.adapts_step_size:
+            (position, velocity), info = trajectories.attempt_until_likely(
+                try_size, state.step_size, state.iteration == 0
+            )
         else:
             (position, velocity), info = try_size(state.step_size)
         num_done = state.iteration + 1
         learned = adaptation.adapt(
-            burn_in,
+            plan.burn_in,
             num_done,
             state.learned._replace(step_size=info["step_size"]),
             log_joint.partition(position.params)[0],
             info["acceptance_probability"],
             info["divergent"],
         )
-        if adapts_step_size and not adjusted:
+        if plan.adapts_step_size and not adjusted:
             size = adaptation.follow_energy_variance(
-                burn_in, num_done, info["step_size"], info["energy_variance"], energy_variance
+                plan.burn_in, num_done, info["step_size"], info["energy_variance"], energy_variance
             )
             learned = learned._replace(step_size=size)
         return MCLMCState(position, velocity, num_done, *learned), info
@@ -240,5 +228,4 @@ def mclmc(
     def sample(rng_key: jax.Array, state: MCLMCState, num_draws: int) -> Params:
         return repeat(state.position.params, num_draws)
 
-    adapts = num_burn_in > 0 and (adapts_step_size or adapt_mass_matrix)
-    return Method(init, step, sample, pool if adapts else None)
+    return Method(init, step, sample, pool if plan.adapts else None)

@@ -14,7 +14,6 @@ that vanishes as 1 / P (Beskos, Jasra, Kantas & Thiery 2016, arXiv 1306.6462). P
 side by side show the error.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -24,16 +23,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from haiku_posteriors.core import adaptation, hamiltonian, trees
+from haiku_posteriors.core import adaptation, hamiltonian, tempered_path, trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.errors import UserError, check_positive
 from haiku_posteriors.core.hamiltonian import Progress
-from haiku_posteriors.core.hmc import DEFAULT_JITTER, Trajectory
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method
+from haiku_posteriors.core.trajectories import DEFAULT_JITTER, Trajectory
 from haiku_posteriors.core.trees import Params
 
-NUM_BISECTIONS = 60  # halvings of the way that is left: to 1e-18 of it
 STEP_SIZE_GAIN = 1.0  # change of the log step size for a change of 1 in the acceptance
 
 
@@ -61,32 +59,6 @@ class SMCState(NamedTuple):
     step_size: jax.Array
     inverse_mass: Params
     num_final_steps: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class PathTarget:
-    """log gamma_b, for `core.hamiltonian`."""
-
-    log_joint: LogJoint
-    fraction: jax.Array
-
-    def __call__(self, params: Params, data: Data) -> jax.Array:
-        """log gamma_b(w)."""
-        log_joint = self.log_joint
-        return self._sum(log_joint.log_prior(params), log_joint.log_likelihood(params, data))
-
-    def difference(self, new: Params, old: Params, data: Data) -> jax.Array:
-        """log gamma_b(new) - log gamma_b(old), see `LogJoint.difference`."""
-        return self._sum(*self.log_joint.term_differences(new, old, data))
-
-    def partition(self, params: Params) -> tuple[Params, Params]:
-        """As the log-joint's."""
-        return self.log_joint.partition(params)
-
-    def _sum(self, log_prior: jax.Array, log_likelihood: jax.Array) -> jax.Array:
-        cold = 1 / self.log_joint.temperature
-        # Written so that at T = 1 the prior's factor is 1 and not 1 up to rounding.
-        return (1 + self.fraction * (cold - 1)) * log_prior + self.fraction * cold * log_likelihood
 
 
 def smc(
@@ -210,15 +182,15 @@ def smc(
         _, slopes = terms(state.particles, state, data)
         was_final = state.fraction >= 1
         if fractions is None:
-            increment = largest_increment(slopes, 1 - state.fraction, target_ess)
+            increment = tempered_path.largest_increment(slopes, 1 - state.fraction, target_ess)
         else:
             path = jnp.asarray(fractions, state.fraction.dtype)
             increment = path[jnp.minimum(state.iteration, len(fractions) - 1)] - state.fraction
         # However small the increment, b moves on, and it ends at 1 exactly.
         following = jnp.nextafter(state.fraction, jnp.ones_like(state.fraction))
         fraction = jnp.clip(state.fraction + increment, following, 1.0)
-        log_weights = _log_weights(slopes, fraction - state.fraction)
-        chosen = systematic_indices(rng_key, log_weights)
+        log_weights = tempered_path.log_weights(slopes, fraction - state.fraction)
+        chosen = tempered_path.systematic_indices(rng_key, log_weights)
         chosen = jnp.where(was_final, jnp.arange(num_particles, dtype=jnp.int32), chosen)
         particles = jax.tree.map(lambda leaf: leaf[chosen], state.particles)
         inverse_mass = state.inverse_mass
@@ -228,11 +200,11 @@ def smc(
             particles=particles,
             ancestors=state.ancestors[chosen],
             fraction=fraction,
-            log_evidence=state.log_evidence + _log_mean_exp(log_weights),
+            log_evidence=state.log_evidence + tempered_path.log_mean_exp(log_weights),
             inverse_mass=inverse_mass,
             num_final_steps=state.num_final_steps + was_final.astype(jnp.int32),
         )
-        return state, {"relative_ess": _relative_ess(log_weights)}
+        return state, {"relative_ess": tempered_path.relative_ess(log_weights)}
 
     def variances(particles: Params) -> Params:
         count = jnp.array(num_particles, jax.tree.leaves(particles)[0].dtype)
@@ -244,7 +216,7 @@ def smc(
 
     def move(rng_key: jax.Array, state: SMCState, data: Data) -> tuple[SMCState, Info]:
         """`num_moves` transitions of every particle."""
-        target = PathTarget(log_joint, state.fraction)
+        target = tempered_path.PathTarget(log_joint, state.fraction)
         adapts = (step_size is None) & (state.num_final_steps == 0)
 
         def body(carry: tuple[Params, jax.Array], number: jax.Array) -> tuple[tuple, Info]:
@@ -307,57 +279,6 @@ def smc(
         return trees.merge(drawn, fixed)
 
     return Method(init, step, sample)
-
-
-def largest_increment(slopes: jax.Array, limit: jax.Array, target_ess: float) -> jax.Array:
-    """The largest h <= limit at which weights exp(h u) have the relative effective sample size.
-
-    Particles of a slope that is not finite are not counted: they have no weight at any h > 0.
-
-    Args:
-      slopes: u, (P,).
-      limit: scalar.
-      target_ess: between 0 and 1.
-    """
-    share = jnp.mean(jnp.isfinite(slopes).astype(slopes.dtype))
-
-    def suffices(increment: jax.Array) -> jax.Array:
-        return _relative_ess(_log_weights(slopes, increment)) >= target_ess * share
-
-    def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds
-        middle = (low + high) / 2
-        enough = suffices(middle)
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
-
-    low, _ = jax.lax.fori_loop(0, NUM_BISECTIONS, halve, (jnp.zeros_like(limit), limit))
-    return jnp.where(suffices(limit), limit, low)
-
-
-def systematic_indices(rng_key: jax.Array, log_weights: jax.Array) -> jax.Array:
-    """Systematic resampling: particle i is drawn floor or ceil of P w_i / sum w times; (P,)."""
-    count = log_weights.shape[0]
-    dtype = log_weights.dtype
-    sums = jnp.cumsum(jax.nn.softmax(log_weights))
-    uniform = jax.random.uniform(rng_key, (), dtype)
-    positions = (jnp.arange(count, dtype=dtype) + uniform) / count * sums[-1]
-    # Right: a particle of weight 0, whose sum is its predecessor's, is never drawn.
-    indices = jnp.searchsorted(sums, positions, side="right")
-    return jnp.minimum(indices, count - 1).astype(jnp.int32)
-
-
-def _log_weights(slopes: jax.Array, increment: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(slopes), increment * slopes, -jnp.inf)
-
-
-def _log_mean_exp(log_weights: jax.Array) -> jax.Array:
-    return jax.nn.logsumexp(log_weights) - math.log(log_weights.shape[0])
-
-
-def _relative_ess(log_weights: jax.Array) -> jax.Array:
-    """(sum w)^2 / (P sum w^2), between 1 / P and 1."""
-    weights = jnp.exp(log_weights - jnp.max(log_weights))
-    return jnp.sum(weights) ** 2 / (weights.shape[0] * jnp.sum(weights**2))
 
 
 def _keys(rng_key: jax.Array, count: int) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from haiku_posteriors.core import hmc
+from haiku_posteriors.core import trajectories
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging.bias import BiasReport
 from haiku_posteriors.core.method import Method
@@ -18,7 +18,7 @@ from haiku_posteriors.utils.train_utils import RunResult
 def trajectory_length(task: Task) -> float:
     """The given one, or the default of HMC."""
     given = task.settings.trajectory_len
-    return hmc.default_length(task.log_joint) if given is None else given
+    return trajectories.default_length(task.log_joint) if given is None else given
 
 
 def run_chains(

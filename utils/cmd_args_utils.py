@@ -224,15 +224,22 @@ OPTIMIZER = (
     Flag("optimizer", "enum", None, "Optimizer.", BY_DATA, choices=OPTIMIZERS),
 )
 CHAINS = (
-    Flag("step_size", "float", None, "Leapfrog step size.", "adapted in burn-in"),
+    Flag("step_size", "float", None, "Leapfrog step size.", "adapted in burn-in", above=0),
     Flag(
         "trajectory_len",
         "float",
         None,
         "Length of a transition.",
         "pi/2 prior standard deviations",
+        above=0,
     ),
-    Flag("max_num_leapfrog_steps", "integer", 10_000, "Maximum leapfrog steps per transition."),
+    Flag(
+        "max_num_leapfrog_steps",
+        "integer",
+        10_000,
+        "Maximum leapfrog steps per transition.",
+        lower_bound=1,
+    ),
     Flag("num_chains", "integer", 4, "Number of chains.", lower_bound=1),
     Flag(
         "warm_start_epochs",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from haiku_posteriors.core import dropout, hmc, mclmc, sgd, sgmcmc, trees, vi
+from haiku_posteriors.core import dropout, hmc, mclmc, sgd, sgmcmc, trajectories, trees, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError, unknown_name
 from haiku_posteriors.core.implicit import implicit_vi
@@ -114,7 +114,7 @@ def _chains(
     num_steps = wishes.num_steps or most
     burn_in = _burn_in(wishes, num_steps, min(200, num_steps // 2))
     collects = _collection(wishes, num_steps, burn_in)
-    options = {"trajectory_length": hmc.default_length(log_joint), **defaults}
+    options = {"trajectory_length": trajectories.default_length(log_joint), **defaults}
     options |= wishes.options or {}
     rules = chain_diagnostics.ChainRules(burn_in, options["trajectory_length"], is_adjusted)
     ends_by_itself = wishes.num_steps is None and wishes.num_draws is None

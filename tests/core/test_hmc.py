@@ -32,11 +32,12 @@ from haiku_posteriors.core.adaptation import BurnIn
 from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.hamiltonian import leapfrog, start, transition
-from haiku_posteriors.core.hmc import HMCState, Trajectory, hmc, overdispersed_params
+from haiku_posteriors.core.hmc import HMCState, hmc
 from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.core.trajectories import Trajectory, overdispersed_params
 
 ROWS = 20
 INPUTS = np.random.default_rng(0).normal(size=(ROWS, 2)).astype(np.float32)

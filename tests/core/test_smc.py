@@ -20,7 +20,7 @@ from scenarios import (
     target_of_prior,
 )
 
-from haiku_posteriors.core import smc
+from haiku_posteriors.core import smc, tempered_path
 from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.likelihoods import gaussian
@@ -205,7 +205,9 @@ def test_particles_in_turn_equal_particles_side_by_side():
 def test_systematic_resampling_rounds_the_expected_numbers():
     log_weights = jnp.log(jnp.array([0.0, 0.3, 0.0, 0.25, 0.449, 0.001], jnp.float32))
     keys = jax.random.split(jax.random.key(0), 4000)
-    chosen = np.asarray(jax.vmap(lambda key: smc.systematic_indices(key, log_weights))(keys))
+    chosen = np.asarray(
+        jax.vmap(lambda key: tempered_path.systematic_indices(key, log_weights))(keys)
+    )
     counts = np.stack([(chosen == index).sum(axis=1) for index in range(6)], axis=1)
     expected = 6 * np.exp(np.asarray(log_weights, float))
     assert np.all((counts == np.floor(expected)) | (counts == np.ceil(expected)))
@@ -220,13 +222,13 @@ def test_the_increment_keeps_the_effective_sample_size():
         weights = np.exp(float(increment) * (values - values.max()))
         return weights.sum() ** 2 / np.sum(weights**2) / len(values)
 
-    increment = smc.largest_increment(slopes, one, 0.9)
+    increment = tempered_path.largest_increment(slopes, one, 0.9)
     assert ess(increment, np.asarray(slopes, float)) == pytest.approx(0.9, abs=1e-3)
-    assert smc.largest_increment(slopes, one * 1e-9, 0.9) == np.float32(1e-9)
-    assert smc.largest_increment(jnp.full(5, -1e30, jnp.float32), one, 0.9) == 1
+    assert tempered_path.largest_increment(slopes, one * 1e-9, 0.9) == np.float32(1e-9)
+    assert tempered_path.largest_increment(jnp.full(5, -1e30, jnp.float32), one, 0.9) == 1
     # Slopes that are not finite have no weight, and no say.
     damaged = slopes.at[:100].set(-jnp.inf).at[100].set(jnp.nan)
-    increment = smc.largest_increment(damaged, one, 0.9)
+    increment = tempered_path.largest_increment(damaged, one, 0.9)
     assert ess(increment, np.asarray(slopes[101:], float)) == pytest.approx(0.9, abs=1e-3)
 
 

@@ -6,11 +6,11 @@ import haiku as hk
 import numpy as np
 import pytest
 
-from haiku_posteriors.core.hmc import default_length
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.mclmc import mclmc
 from haiku_posteriors.core.priors import make_prior
+from haiku_posteriors.core.trajectories import default_length
 from haiku_posteriors.utils import data_utils
 from haiku_posteriors.utils.stages import bias
 from haiku_posteriors.utils.train_utils import Run
