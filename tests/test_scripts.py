@@ -315,7 +315,7 @@ MISTAKES = {
     run_hmc: {
         "--step_size=1e-6": "more than max_num_leapfrog_steps = 10000",
         "--num_burn_in_iterations=0": "Without burn-in the step size cannot be adapted",
-        "--step_size=1e-3 --trajectory_jitter=2": "trajectory_jitter must be at least 0 and below 1, not 2.0",
+        "--step_size=1e-3 --trajectory_jitter=2": "trajectory_jitter must be at least 0",
         "--num_iterations=10 --num_burn_in_iterations=10": "No draws would be collected",
         "--stochastic_params=output --warm_start_epochs=0": "give an init_checkpoint",
         "--collapse_output --dataset_name=digits": "Gaussian likelihood of one noise",
