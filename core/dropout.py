@@ -49,18 +49,24 @@ class DropoutState(NamedTuple):
 def dropped_modules(log_joint: LogJoint, drop_inputs: bool = False) -> tuple[str, ...]:
     """The modules whose inputs are dropped: the layers with random weights after the first.
 
-    Layers with grouped or masked weights are left alone. With `drop_inputs`, the first counts too.
+    Layers with grouped or masked weights are left alone, and layers whose weights are read in
+    another way than by calls (tied weights): a mask on what goes into the calls would not be one
+    on the weights. With `drop_inputs`, the first counts too.
     """
     calls = noisy_layers.record_calls(log_joint.init, jax.random.key(0))
     modules = list(dict.fromkeys(call.module for call in calls))
-    grouped = {call.module for call in calls if call.grouped}
     with_weights = {
         trees.module_name(name)
         for name in trees.named_leaves(log_joint.random_shapes)
         if _is_weight(name)
     }
+    left_alone = {call.module for call in calls if call.grouped}
+    if log_joint.input_shapes is not None:
+        left_alone |= noisy_layers.read_elsewhere(
+            log_joint.network, log_joint.shapes, log_joint.input_shapes
+        )
     kept = modules if drop_inputs else modules[1:]
-    return tuple(name for name in kept if name in with_weights and name not in grouped)
+    return tuple(name for name in kept if name in with_weights and name not in left_alone)
 
 
 def mc_dropout(

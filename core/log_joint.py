@@ -46,6 +46,7 @@ class LogJoint:
       temperature: T; divides prior and likelihood alike. No method divides by it again.
       num_microbatches: number of pieces in which the rows pass through the network.
       stochastic_params: regular expression searched for in parameter names.
+      input_shapes: shapes and dtypes of one row of inputs; None where nobody knows them.
     """
 
     init: Callable[[jax.Array], Params]
@@ -55,6 +56,7 @@ class LogJoint:
     temperature: float = 1.0
     num_microbatches: int = 1
     stochastic_params: str = ""
+    input_shapes: Inputs | None = dataclasses.field(default=None, compare=False)
 
     @functools.cached_property
     def shapes(self) -> Params:
@@ -240,8 +242,10 @@ def make_log_joint(
         with convolutions.fast_gradients():
             return transformed.apply(params, state, None, inputs)[0]
 
+    input_shapes = jax.eval_shape(lambda: example)
     log_joint = LogJoint(
-        init, apply, prior, likelihood, temperature, num_microbatches, stochastic_params
+        *(init, apply, prior, likelihood, temperature),
+        *(num_microbatches, stochastic_params, input_shapes),
     )
     with _mistakes_told(example):
         outputs = jax.eval_shape(apply, log_joint.shapes, example)

@@ -148,12 +148,13 @@ def read_elsewhere(
 ) -> set[str]:
     """The modules whose parameters reach the outputs in another way than by a call of the layer.
 
-    The network is traced with zeros in place of what layers put out: parameters on which the
+    The network is traced with layers that put out the sum of their inputs: parameters on which the
     outputs depend then are read elsewhere. What a `while` loop reads counts as used.
     """
 
     def without_layers(params: Params, inputs: Inputs) -> jax.Array:
-        with intercept_layers(LAYERS, lambda module, layer, x: jnp.zeros_like(layer(x))):
+        # Not zeros: what is read in front of a layer must reach the outputs behind it.
+        with intercept_layers(LAYERS, lambda module, layer, x: jnp.full_like(layer(x), jnp.sum(x))):
             return network(params, inputs)
 
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)

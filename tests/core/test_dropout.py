@@ -156,6 +156,27 @@ def test_which_modules_are_dropped():
     assert dropout.dropped_modules(build(), drop_inputs=True) == ("first", "second")
 
 
+def test_tied_weights_are_not_dropped():
+    """Dropped in the calls only, draws and training would have other laws: here, other means.
+
+    y = x W W^T v: under a mask z of rows of W the mean over draws is not that over masked calls.
+    """
+
+    def network(inputs):
+        layer = hk.Linear(4, with_bias=False, name="tied")
+        hidden = layer(hk.Linear(4, name="first")(inputs))
+        return hk.Linear(1, name="last")(hidden @ layer.params_dict()["tied/w"].T)
+
+    log_joint = build(network)
+    assert dropout.dropped_modules(log_joint) == ("last",)
+    params = params_of(log_joint)
+    method = dropout.mc_dropout(log_joint, RATE)
+    state = method.init(jax.random.key(0), params)
+    draws = jax.jit(method.sample, static_argnums=2)(jax.random.key(1), state, 4000)
+    outputs = np.asarray(jax.jit(jax.vmap(log_joint.network, (0, None)))(draws, INPUTS), float)
+    assert_mean(outputs[:, :, 0], np.asarray(log_joint.network(params, INPUTS))[:, 0])
+
+
 def test_a_recurrent_network_trains():
     """The mask of a module inside a scan is the same at every step, as that of its weights."""
 

@@ -208,6 +208,11 @@ def tied(read):
     return network
 
 
+def twice(x):
+    last = hk.Linear(4, name="last")
+    return last(last(x))
+
+
 class Tied(hk.Module):
     """The same within a module that knows its layer's parameters by name."""
 
@@ -224,6 +229,9 @@ COVERAGE = {
     "several positions": (lambda x: hk.Linear(2, name="layer")(x[:, :, None])[:, 0], False, True),
     "called twice": (called_twice, False, False),
     "tied": (tied(lambda layer: layer.params_dict()["layer/w"]), False, False),
+    "tied in front of others": (
+        lambda x: twice(tied(lambda layer: layer.params_dict()["layer/w"])(x)), False, False,
+    ),
     "tied in a loop": (
         tied(lambda layer: jax.lax.fori_loop(0, 2, lambda i, w: w, layer.params_dict()["layer/w"])),
         False,
