@@ -26,6 +26,18 @@ jax.config.update(
 # Resumed and repeated runs compile the same small programs again and again.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Programs of the fast suite run for moments and mostly wait for LLVM: a third of its time.
+
+    The slow tests run long, and on programs as users have them. Scripts that a test starts read the
+    variable.
+    """
+    if config.option.markexpr == "not slow":
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
