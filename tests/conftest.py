@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from collections.abc import Iterator
 
 # Both must be set before JAX starts. Four host devices stand in for four accelerators; with fewer
 # cores than devices, collectives deadlock unless NPROC tells XLA's thread pool to be larger.
@@ -66,6 +67,15 @@ def first_device_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with one device: programs for several take longer to compile."""
     first = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda *_: first)
+
+
+@pytest.fixture(scope="module")
+def module_on_first_device() -> Iterator[None]:
+    """The same for all of a file, fixtures of its own included, that name this one first."""
+    first = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *_: first)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,9 @@ import re
 README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 
 
-def test_example_takes_a_haiku_function_and_arrays_to_draws_and_predictions(capsys):
+def test_example_takes_a_haiku_function_and_arrays_to_draws_and_predictions(
+    capsys, first_device_only
+):
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     scope = {}
     exec(example, scope)

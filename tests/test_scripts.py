@@ -121,6 +121,7 @@ def test_run_hmc_leaves_draws_history_and_a_verdict(whole):
     np.testing.assert_array_equal(moved, accepted[1:].T)
 
 
+@pytest.mark.slow  # compiles SMC once more, as the next compiles MCLMC and its bias stage
 def test_run_smc_leaves_draws_evidence_and_a_verdict(tmp_path, capsys):
     directory = tmp_path / "run"
     run_here(run_smc, RUNS[run_smc], directory)
@@ -144,6 +145,7 @@ def test_run_smc_leaves_draws_evidence_and_a_verdict(tmp_path, capsys):
     assert {"fraction", "log_evidence"} <= read_rows(directory / "metrics.jsonl")[-1].keys()
 
 
+@pytest.mark.slow
 def test_run_mclmc_leaves_draws_history_and_an_estimate_of_its_bias(whole):
     directory, out = whole(run_mclmc)
     judged = json.loads((directory / "diagnostics.json").read_text())
@@ -218,8 +220,7 @@ KILLED = [run_sgd, *(pytest.param(s, marks=pytest.mark.slow) for s in RUNS if s 
 def test_killed_at_a_random_moment_and_resumed(script, whole, tmp_path):
     directory = tmp_path / "killed"
     flags = [f"--dir={directory}", *RUNS[script].split()]
-    for _ in range(2 if script is run_sgd else 1):
-        program.kill_after_checkpoint(directory, name_of(script), *flags)
+    program.kill_after_checkpoint(directory, name_of(script), *flags)
     assert "Going on from the checkpoint" in program.succeed(name_of(script), *flags)
     assert_same_outcome(directory, whole(script)[0])
     for name in ("history.jsonl", "diagnostics.json", "evidence.json"):

@@ -23,6 +23,7 @@ def flags_in_force(directory):
     return json.loads((directory / "flags.json").read_text())
 
 
+@pytest.mark.slow  # the flags are those of the other commands, the loop that of run_hmc.py
 def test_hmc_on_mnist(shared_data, tmp_path):
     """Shortened by its own flags."""
     command = (

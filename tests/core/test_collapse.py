@@ -67,6 +67,7 @@ def test_density_and_gradient_are_those_of_the_marginal(temperature):
         check_grads(lambda v: collapsed(v, data), (points[0],), 1, ["rev"], rtol=1e-5)
 
 
+@pytest.mark.slow  # float64 beside float32: two programs
 def test_single_precision_holds_where_the_noise_is_small():
     """A condition number of some 1e4 for B: normal equations would fail in float32."""
     values = {}

@@ -190,6 +190,7 @@ def test_point_estimates_stay_and_given_random_parameters_do_not_matter():
     assert len(w) == 13 and set(w[:6]) == set(values) and counts.max() - counts.min() <= 1
 
 
+@pytest.mark.slow  # compiles SMC twice more
 def test_particles_in_turn_equal_particles_side_by_side():
     exact = linear_gaussian(1.0)
     states = []

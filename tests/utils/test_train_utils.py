@@ -22,7 +22,7 @@ EPOCHS = 8
 
 
 @pytest.fixture(scope="module")
-def problem():
+def problem(module_on_first_device):
     dataset = data_utils.load("toy_regression")
     network = models.get_network("mlp_toy", 1)
     return make_log_joint(network, dataset.x_train, make_prior(1.0), gaussian(0.3)), dataset

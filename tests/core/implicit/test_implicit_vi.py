@@ -373,6 +373,7 @@ def test_mistakes_are_sentences(settings, sentence):
         implicit_vi.implicit_vi(EXACT.log_joint(), **settings)
 
 
+@pytest.mark.slow  # programs for four devices
 def test_devices_share_the_draws_of_a_step():
     """Two for each of two members: the same result as if each did all draws, for half the work."""
     log_joint, members = EXACT.log_joint(), 2

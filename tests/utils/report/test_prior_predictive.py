@@ -14,6 +14,8 @@ from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils.problem import Problem, load_problem
 from haiku_posteriors.utils.report import prior_predictive
 
+pytestmark = pytest.mark.usefixtures("first_device_only")
+
 
 def test_draws_have_the_moments_of_the_prior_and_point_estimates_have_none():
     """2,000 draws: 5 standard errors of a mean are 0.11, of a deviation 8 %."""
