@@ -8,6 +8,7 @@ if __name__ == "core":  # a module loaded under two names is two modules
 
 from haiku_posteriors.core import dropout, hmc, mclmc, sgd, sgmcmc, smc, vi
 from haiku_posteriors.core.implicit import implicit_vi
+from haiku_posteriors.core.layerwise import layerwise_vi
 from haiku_posteriors.core.method import Method
 
 # Every method, by name: built as METHODS[name](log_joint, **settings), all settings optional.
@@ -21,5 +22,6 @@ METHODS: dict[str, Callable[..., Method]] = {
     "smc": smc.smc,
     "implicit": implicit_vi.implicit_vi,
     "mean_field_vi": vi.mean_field_vi,
+    "layerwise_vi": layerwise_vi.layerwise_vi,
     "mc_dropout": dropout.mc_dropout,
 }

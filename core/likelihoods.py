@@ -27,6 +27,8 @@ class Likelihood(NamedTuple):
       log_likelihood: (outputs (rows, k), targets, own parameters) -> (rows,), normalised.
       predict: (outputs (rows, k), own parameters) -> (rows, p): class probabilities, or the means
         followed by the standard deviations of each target.
+      curvature: (outputs (rows, k), own parameters) -> (rows, k), the diagonal of the Fisher
+        information about the outputs, E[-d^2 log p(y | f) / df^2] over y ~ p(. | f).
       init: () -> own parameters, an empty dict when there are none.
       log_prior: own parameters -> scalar.
       sample_prior: rng_key -> a draw of the own parameters from that prior.
@@ -38,6 +40,7 @@ class Likelihood(NamedTuple):
 
     log_likelihood: Callable[[jax.Array, jax.Array, Params], jax.Array]
     predict: Callable[[jax.Array, Params], jax.Array]
+    curvature: Callable[[jax.Array, Params], jax.Array]
     init: Callable[[], Params]
     log_prior: Callable[[Params], jax.Array]
     sample_prior: Callable[[jax.Array], Params]
@@ -65,9 +68,14 @@ def categorical(num_classes: int) -> Likelihood:
         log_probabilities = jax.nn.log_softmax(outputs)
         return jnp.take_along_axis(log_probabilities, targets[:, None], axis=1)[:, 0]
 
+    def curvature(outputs: jax.Array, params: Params) -> jax.Array:
+        probabilities = jax.nn.softmax(outputs)
+        return probabilities * (1 - probabilities)
+
     return Likelihood(
         log_likelihood,
         lambda outputs, params: jax.nn.softmax(outputs),
+        curvature,
         _no_parameters,
         _no_log_prior,
         _no_prior_draw,
@@ -88,7 +96,12 @@ def bernoulli() -> Likelihood:
     def predict(outputs: jax.Array, params: Params) -> jax.Array:
         return jax.nn.sigmoid(jnp.concatenate([-outputs, outputs], axis=1))
 
-    return Likelihood(log_likelihood, predict, _no_parameters, _no_log_prior, _no_prior_draw, 1)
+    def curvature(outputs: jax.Array, params: Params) -> jax.Array:
+        return jax.nn.sigmoid(outputs) * jax.nn.sigmoid(-outputs)
+
+    return Likelihood(
+        log_likelihood, predict, curvature, _no_parameters, _no_log_prior, _no_prior_draw, 1
+    )
 
 
 def _gaussian_log_density(residual: jax.Array, std: jax.Array) -> jax.Array:
@@ -116,6 +129,9 @@ def gaussian(noise_std: float = 1.0, num_targets: int = 1, learn_noise: bool = F
             [outputs, jnp.full_like(outputs, std(params).astype(outputs.dtype))], axis=1
         )
 
+    def curvature(outputs: jax.Array, params: Params) -> jax.Array:
+        return jnp.full_like(outputs, (std(params) ** -2).astype(outputs.dtype))
+
     def init() -> Params:
         # An explicit dtype: a weakly typed state would be compiled for again after the first step.
         return {"log_noise_std": jnp.array(math.log(noise_std), float)} if learn_noise else {}
@@ -135,7 +151,9 @@ def gaussian(noise_std: float = 1.0, num_targets: int = 1, learn_noise: bool = F
             init(),
         )
 
-    return Likelihood(log_likelihood, predict, init, log_prior, sample_prior, num_targets, std)
+    return Likelihood(
+        log_likelihood, predict, curvature, init, log_prior, sample_prior, num_targets, std
+    )
 
 
 def heteroscedastic_gaussian(num_targets: int = 1, noise_floor: float = 1e-3) -> Likelihood:
@@ -153,9 +171,15 @@ def heteroscedastic_gaussian(num_targets: int = 1, noise_floor: float = 1e-3) ->
         mean, std = split(outputs)
         return _gaussian_log_density(targets - mean, std)
 
+    def curvature(outputs: jax.Array, params: Params) -> jax.Array:
+        _, std = split(outputs)
+        slope = jax.nn.sigmoid(jnp.split(outputs, 2, axis=1)[1])  # of std by the raw scale
+        return jnp.concatenate([std**-2, 2 * (slope / std) ** 2], axis=1)
+
     return Likelihood(
         log_likelihood,
         lambda outputs, params: jnp.concatenate(split(outputs), axis=1),
+        curvature,
         _no_parameters,
         _no_log_prior,
         _no_prior_draw,

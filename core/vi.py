@@ -141,7 +141,7 @@ def evidence_terms(
     samples = jax.vmap(sample)(jax.random.split(sample_key, num_samples))
     log_likelihood, log_prior = (jnp.mean(term) / log_joint.temperature for term in samples)
     if kl == "reverse":
-        divergence = -log_prior - _entropy(scale)
+        divergence = -log_prior - entropy(scale)
     else:
         divergence = _forward_divergence(prior_key, log_joint, variational, scale)
     return MeanFieldTerms(log_likelihood, log_prior, divergence)
@@ -253,7 +253,7 @@ def mean_field_vi(
     return Method(init, step, sample)
 
 
-def _entropy(scale: Params) -> jax.Array:
+def entropy(scale: Params) -> jax.Array:
     """H[q] = sum_i log sigma_i + D / 2 (1 + log 2 pi)."""
     logs = trees.total(jax.tree.map(jnp.log, scale))
     return logs + 0.5 * trees.size(scale) * (1 + math.log(2 * math.pi))
@@ -305,5 +305,5 @@ def _forward_divergence(
     divergence = trees.total(trees.map_with_name(cross_entropy, mean, std)) + prior.log_density(at)
     if jax.tree.leaves(own_mean):
         drawn = sample_params(jax.random.fold_in(rng_key, 1), variational)[PARAMETER_GROUP]
-        divergence -= log_joint.likelihood.log_prior(drawn) + _entropy(own_std)
+        divergence -= log_joint.likelihood.log_prior(drawn) + entropy(own_std)
     return divergence

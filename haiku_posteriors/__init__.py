@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.errors import UserError
     from haiku_posteriors.core.hmc import hmc
     from haiku_posteriors.core.implicit.implicit_vi import implicit_vi
+    from haiku_posteriors.core.layerwise.layerwise_vi import layerwise_vi
     from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
     from haiku_posteriors.core.mclmc import mclmc
     from haiku_posteriors.core.method import Method
@@ -44,6 +45,7 @@ __all__ = [
     "from_arrays",
     "hmc",
     "implicit_vi",
+    "layerwise_vi",
     "likelihoods",
     "load_dataset",
     "load_run",
@@ -72,6 +74,7 @@ _HOMES = {
     "from_arrays": "utils.data_utils:from_arrays",
     "hmc": "core.hmc:hmc",
     "implicit_vi": "core.implicit.implicit_vi:implicit_vi",
+    "layerwise_vi": "core.layerwise.layerwise_vi:layerwise_vi",
     "likelihoods": "core.likelihoods",
     "load_dataset": "utils.data_utils:load",
     "load_run": "utils.report.loaded_runs:load_run",

@@ -44,16 +44,21 @@ def _intercept(module: Any, layer: Layer, inputs: jax.Array) -> jax.Array:
         or layer.keywords  # a precision of the product
     ):
         return layer(inputs)
-    strides, rates, padding = module.stride, module.kernel_dilation, module.padding
-    if isinstance(padding, str):
-        extents = [(k - 1) * r + 1 for k, r in zip(module.kernel_shape, rates, strict=True)]
-        padding = jax.lax.padtype_to_pads(inputs.shape[1:-1], extents, strides, padding)
-    geometry = tuple(zip(strides, rates, map(tuple, padding), strict=True))
+    geometry = geometry_of(module, inputs)
     shape = (*module.kernel_shape, inputs.shape[-1], module.output_channels)
     outputs = _convolution(geometry, inputs, hk.get_parameter("w", shape, inputs.dtype))
     if module.with_bias:
         outputs += hk.get_parameter("b", shape[-1:], inputs.dtype)
     return outputs
+
+
+def geometry_of(module: Any, inputs: jax.Array) -> Geometry:
+    """Of a convolution of inputs (rows, space, channels)."""
+    strides, rates, padding = module.stride, module.kernel_dilation, module.padding
+    if isinstance(padding, str):
+        extents = [(k - 1) * r + 1 for k, r in zip(module.kernel_shape, rates, strict=True)]
+        padding = jax.lax.padtype_to_pads(inputs.shape[1:-1], extents, strides, padding)
+    return tuple(zip(strides, rates, map(tuple, padding), strict=True))
 
 
 def _plain(geometry: Geometry, inputs: jax.Array, weights: jax.Array) -> jax.Array:

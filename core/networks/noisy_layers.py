@@ -276,7 +276,7 @@ def noisy_log_likelihood(
 def _local(
     rng_key: jax.Array, layer: Layer, x: jax.Array, scales: dict[str, jax.Array], channel: int
 ) -> jax.Array:
-    variance = _with_parameters(layer, jax.tree.map(jnp.square, scales), jnp.square(x))
+    variance = with_parameters(layer, jax.tree.map(jnp.square, scales), jnp.square(x))
     # Where all inputs are zero so is the variance, and the root's gradient would be infinite.
     positive = variance > 0
     std = jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
@@ -292,11 +292,11 @@ def _flipout(
 
     mean = layer(x)
     # The bias is the weight of a constant input, whose own sign may be fixed to 1.
-    perturbation = _with_parameters(layer, noise, x * signs(0, x.shape))
+    perturbation = with_parameters(layer, noise, x * signs(0, x.shape))
     return mean + signs(1, mean.shape) * perturbation
 
 
-def _with_parameters(layer: Layer, values: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+def with_parameters(layer: Layer, values: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     """The layer's output with other parameters than its own; those not in `values` are zero."""
 
     def getter(next_getter: Callable, value: jax.Array, context: hk.GetterContext) -> jax.Array:

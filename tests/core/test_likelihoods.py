@@ -86,3 +86,37 @@ def test_the_prior_of_a_learned_noise_is_the_one_that_is_sampled():
     log_prior = jax.vmap(likelihood.log_prior)({"log_noise_std": drawn.astype(np.float32)})
     assert_mean(log_prior, -0.5 * np.log(2 * np.pi) - 0.5)
     assert likelihoods.categorical(3).sample_prior(keys[0]) == {}
+
+
+def numerical_curvature(likelihood, outputs, cases, own):
+    """sum_y p(y) (d log p(y | f) / df)^2, (k,), at one row of outputs; cases: (p(y), y) pairs."""
+
+    def gradient(target):
+        return jax.grad(lambda f: likelihood.log_likelihood(f, target, own)[0])(outputs)[0]
+
+    return sum(probability * gradient(jnp.asarray(target)) ** 2 for probability, target in cases)
+
+
+def test_curvature_is_the_diagonal_of_the_fisher_information():
+    """The expected square of the score: by sums over classes, by quadrature over Gaussians."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(5)
+    weights = weights / weights.sum()
+    row = jnp.asarray(OUTPUTS[:1])
+
+    pairs = list(zip(nodes, weights, strict=True))
+
+    def gaussians(mean, std):
+        return [(w, np.array([[mean + std * e]], np.float32)) for e, w in pairs]
+
+    probabilities = scipy.special.softmax(OUTPUTS[0])
+    chance = scipy.special.expit(0.2)
+    noise = {"log_noise_std": jnp.array(np.log(0.2), jnp.float32)}
+    std = float(1e-3 + np.log1p(np.exp(-1.0)))
+    for likelihood, outputs, cases, own in (
+        (likelihoods.categorical(3), row, [(p, [y]) for y, p in enumerate(probabilities)], {}),
+        (likelihoods.bernoulli(), row[:, :1], [(1 - chance, [0]), (chance, [1])], {}),
+        (likelihoods.gaussian(learn_noise=True), row[:, :1], gaussians(0.2, 0.2), noise),
+        (likelihoods.heteroscedastic_gaussian(), row[:, :2], gaussians(0.2, std), {}),
+    ):
+        expected = numerical_curvature(likelihood, outputs, cases, own)
+        np.testing.assert_allclose(likelihood.curvature(outputs, own)[0], expected, rtol=1e-4)

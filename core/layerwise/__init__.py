@@ -1,0 +1,1 @@
+"""A posterior whose layers know each other, by global inducing points."""
