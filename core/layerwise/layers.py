@@ -62,7 +62,7 @@ class Shape(NamedTuple):
         return self.weights[-1]
 
     def features(self, module: Any, inputs: jax.Array) -> jax.Array:
-        """F: what meets the weights at the chosen positions of all rows, times scales; (rows, D)."""
+        """F: what meets the weights at the chosen positions, times the scales; (rows, D)."""
         if isinstance(module, hk.Linear):
             met = inputs
         else:

@@ -15,8 +15,8 @@ Two kinds of inducing inputs:
     rows        U, v and the precisions are parameters. M rows of the data are a good start.
     minibatch   U are M rows of the minibatch, others at every step; v is what a learned network
                 puts out for them, and precisions depend on the unit alone, so that nothing is
-                stored per row. Every U makes a q, whose ELBO is a bound, and so is the mean of these over U.
-                Draws and densities are those of the U of the last step.
+                stored per row. Every U makes a q, whose ELBO is a bound, and so is the mean of
+                these over U. Draws and densities are those of the U of the last step.
 """
 
 from typing import NamedTuple
