@@ -173,6 +173,7 @@ def test_adjusted_mclmc_has_no_bias_to_estimate(tmp_path, capsys):
 def test_run_vi_says_what_it_covers_and_learned(tmp_path, capsys):
     run_here(run_vi, RUNS[run_vi] + " --num_epochs=300 --kl_warmup_epochs=100", tmp_path / "run")
     out = capsys.readouterr().out
+    assert out.index("Compiling ...") < out.index("log_joint")  # a wait of some seconds
     assert "'local' covers 3 of 4 arrays; drawn as weights: likelihood/log_noise_std." in out
     for module in ("hidden_0", "hidden_1", "output"):
         assert f"Prior scale of {module}: " in out

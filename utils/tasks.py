@@ -238,7 +238,8 @@ def execute(
         judge(directory, result)
     data_name = files.readable(pathlib.Path(dataset.name).stem)
     title = f"{task.method}, {settings.model_name} on {data_name}"
-    drawn = pictures.draw_run(directory, title, task.log_joint, dataset, result)
+    unit = loop.get("unit", "epoch")
+    drawn = pictures.draw_run(directory, title, task.log_joint, dataset, result, unit)
     report = run_page.write(directory)
     print(f"The table is in {directory / 'summary.json'}; all of the run is in {directory}.")
     if drawn:

@@ -22,6 +22,7 @@ from haiku_posteriors.utils.plots.style import (
 )
 
 MAX_CHAINS_IN_LEGEND = 10
+ROWS = {"train": "training rows", "test": "test rows"}
 
 
 def training_curves(
@@ -29,6 +30,7 @@ def training_curves(
     rows: Sequence[Mapping[str, Any]],
     keys: Sequence[str],
     title: str = "",
+    unit: str = "epoch",
 ) -> None:
     """Draws metrics over epochs, one small panel each.
 
@@ -38,11 +40,12 @@ def training_curves(
         that is null or NaN leaves a break in its line.
       keys: which metrics, in the order of the panels.
       title: of the picture.
+      unit: what a step of the run is called.
     """
-    figure, axes = new_panels(len(keys), width=3.8, height=2.6, x_label="epoch")
+    figure, axes = new_panels(len(keys), width=3.8, height=2.6, x_label=unit)
     for axis, key in zip(axes, keys, strict=True):
         known = [(row["epoch"], row[key]) for row in rows if key in row]
-        axis.set_title(key)
+        axis.set_title(_title(key))
         if not known:
             axis.text(0.5, 0.5, "not recorded", ha="center", color=GREY, transform=axis.transAxes)
             axis.set_yticks([])
@@ -55,6 +58,14 @@ def training_curves(
     axes[0].xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     figure.suptitle(title)
     save(figure, path)
+
+
+def _title(key: str) -> str:
+    """What a metric of metrics.jsonl is called: `test_nll` is "NLL, test rows"."""
+    part, _, name = key.partition("_")
+    if part not in ROWS:
+        return key.replace("_", "-")
+    return f"{name.upper() if len(name) <= 4 else name}, {ROWS[part]}"
 
 
 def chain_diagnostics(

@@ -14,6 +14,7 @@ from haiku_posteriors.utils.plots.style import (
     BLUE,
     ORANGE,
     VERMILLION,
+    name_lines,
     new_figure,
     new_panels,
     save,
@@ -30,6 +31,7 @@ def predictive_panel(
     x_train: ArrayLike,
     y_train: ArrayLike,
     true_function: Callable[[NDArray], ArrayLike] | None = None,
+    show_bands: bool = False,
 ) -> None:
     """Draws predictive distributions of one-dimensional regression, side by side on shared axes.
 
@@ -44,6 +46,7 @@ def predictive_panel(
       x_train: `(rows,)` or `(rows, 1)`, inputs of the observations.
       y_train: `(rows,)` or `(rows, 1)`, the observations.
       true_function: if known, maps inputs `(points,)` to noiseless values `(points,)`.
+      show_bands: whether the view reaches as far as the bands do, and not as far as the data ask.
     """
     grid, x_train, y_train = np.ravel(grid), np.ravel(x_train), np.ravel(y_train)
     figure, axes = new_panels(
@@ -78,8 +81,9 @@ def predictive_panel(
     values = np.concatenate(reach)
     values = values[np.isfinite(values)]
     bottom, height = y_train.min(), max(np.ptp(y_train), 1e-12)
-    low = max(values.min(), bottom - height)
-    high = min(values.max(), bottom + 2 * height)
+    low, high = values.min(), values.max()
+    if not show_bands:
+        low, high = max(low, bottom - height), min(high, bottom + 2 * height)
     axes[0].set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
@@ -184,6 +188,6 @@ def decision_surface(
         xlim=(grid_x.min(), grid_x.max()),
         ylim=(grid_y.min(), grid_y.max()),
     )
-    left.legend(loc="upper right", framealpha=0.85)
+    name_lines(figure, left)
     figure.suptitle(title)
     save(figure, path)

@@ -23,11 +23,12 @@ RUN_COLOURS = (BLACK, BLUE, VERMILLION, GREEN, ORANGE, SKY_BLUE, PURPLE)
 RUN_MARKERS = "oosD^v<>"
 
 MAX_COLUMNS = 3
+DOTS_PER_INCH = 150
 
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of that size in inches, that belongs to no window."""
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -61,6 +62,13 @@ def new_panels(
     return figure, axes
 
 
+def name_lines(figure: Figure, axis: Axes) -> None:
+    """A legend of one axis under the figure, where it covers nothing."""
+    figure.legend(
+        *axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+    )
+
+
 def tidy(*axes: Axes) -> None:
     """The look that all pictures share: no frame, a faint grid behind the data."""
     for axis in axes:
@@ -75,5 +83,6 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
     PNG, or what the name's suffix says.
     """
     buffer, path = io.BytesIO(), pathlib.Path(path)
-    figure.savefig(buffer, format=path.suffix.removeprefix(".") or "png")
+    # Tight: a title above an axis of fixed aspect would be cut off otherwise.
+    figure.savefig(buffer, format=path.suffix.removeprefix(".") or "png", bbox_inches="tight")
     write_atomically(path, buffer.getvalue())

@@ -10,6 +10,7 @@ from haiku_posteriors.core.judging import detection
 from haiku_posteriors.utils.plots.style import (
     RUN_COLOURS,
     RUN_MARKERS,
+    name_lines,
     new_figure,
     new_panels,
     save,
@@ -44,7 +45,7 @@ def distribution_functions(
                 linewidth=1.8,
             )
         axis.set(title=run, ylim=(0, 1.01))
-    axes[0].legend(frameon=False, fontsize="small", loc="lower right")
+    name_lines(figure, axes[0])
     save(figure, path)
 
 
@@ -89,7 +90,7 @@ def shift_curves(
             )
         axis.set_title(labels[metric])
     axes[0].xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes[0].legend(frameon=False, fontsize="small")
+    name_lines(figure, axes[0])
     save(figure, path)
 
 
@@ -109,5 +110,5 @@ def risk_coverage(
         )
     axis.set(xlabel="coverage: share of rows answered", ylabel=f"{label} of those", xlim=(0, 1))
     axis.set_ylim(bottom=0)
-    axis.legend(frameon=False, fontsize="small")
+    name_lines(figure, axis)
     save(figure, path)

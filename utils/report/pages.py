@@ -13,9 +13,11 @@ from tabulate import tabulate
 from haiku_posteriors.core.judging.bootstrap import Estimate
 from haiku_posteriors.core.judging.floors import is_at_floor
 from haiku_posteriors.utils.files import write_text
+from haiku_posteriors.utils.plots import style
 
 Results = Mapping[str, Mapping[str, Estimate]]  # by the run's name, then by the number's
 
+CSS_DOTS_PER_INCH = 96
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; margin: 0 auto; padding: 1rem;
@@ -100,11 +102,13 @@ def html_table(results: Results, labels: Mapping[str, str]) -> str:
 
 
 def html_picture(path: pathlib.Path, caption: str) -> str:
-    """The picture itself, inside the page."""
-    data = base64.b64encode(path.read_bytes()).decode()
-    text = html.escape(caption)
+    """The picture itself, inside the page, so large that its letters are of the page's size."""
+    content = path.read_bytes()
+    data, text = base64.b64encode(content).decode(), html.escape(caption)
+    width = int.from_bytes(content[16:20], "big")  # where a PNG file has it
+    width = round(width * CSS_DOTS_PER_INCH / style.DOTS_PER_INCH)
     return (
-        f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
+        f'<figure><img alt="{text}" width="{width}" src="data:image/png;base64,{data}">'
         f"<figcaption>{text}</figcaption></figure>"
     )
 

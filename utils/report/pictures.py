@@ -20,9 +20,14 @@ DRAWS_SHOWN = 200  # more change nothing that the eye can see
 
 
 def draw_run(
-    directory: pathlib.Path, title: str, log_joint: LogJoint, dataset: Dataset, result: RunResult
+    directory: pathlib.Path,
+    title: str,
+    log_joint: LogJoint,
+    dataset: Dataset,
+    result: RunResult,
+    unit: str = "epoch",
 ) -> list[pathlib.Path]:
-    """Draws what suits the data, and returns the files."""
+    """Draws what suits the data, and returns the files; `unit` is what a step is called."""
     pictures = {}
     outputs = result.test_predictions.flat_outputs
     targets = ensemble_utils.targets_in_original_units(dataset.y_test, dataset.form)
@@ -46,7 +51,7 @@ def draw_run(
     if len(rows) > 1:
         score = "rmse" if dataset.task == "regression" else "accuracy"
         keys = ["log_joint", "train_nll", "test_nll", f"test_{score}"]
-        pictures["curves.png"] = lambda path: curves.training_curves(path, rows, keys, title)
+        pictures["curves.png"] = lambda path: curves.training_curves(path, rows, keys, title, unit)
     for file_name, draw in pictures.items():
         draw(directory / file_name)
     return [directory / file_name for file_name in pictures]

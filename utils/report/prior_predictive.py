@@ -42,7 +42,9 @@ def draw(path: pathlib.Path, log_joint: LogJoint, dataset: Dataset, seed: int) -
     if dataset.task == "regression" and dataset.form.inputs.shape == (1,) == targets.shape[1:]:
         grid = grid_axis(dataset.x_train, GRID_POINTS)
         found = outputs(grid[:, None].astype(dataset.x_train.dtype))
-        predictive.predictive_panel(path, {"prior": found}, grid, dataset.x_train, targets)
+        predictive.predictive_panel(
+            path, {"prior": found}, grid, dataset.x_train, targets, show_bands=True
+        )
         return
     found = outputs(take_rows(dataset.x_train, slice(MAX_ROWS)))
     predictive.prior_histograms(path, dataset.task, found, targets)

@@ -10,6 +10,7 @@ from haiku_posteriors.utils import files
 from haiku_posteriors.utils.report import pages
 
 CAPTIONS = {
+    "prior_predictive.png": "What the prior says before it has seen the data.",
     "predictive.png": "Predictive distribution.",
     "surface.png": "Probability of the classes, and where the draws disagree.",
     "calibration.png": "Calibration on the test rows.",
@@ -127,7 +128,7 @@ def write(path: pathlib.Path) -> pathlib.Path:
         "Targets": _columns(summary.get("test_by_target", {}), METRICS),
         "Convergence": _columns(
             {
-                name: diagnostics[name]
+                name.replace("_", "-"): diagnostics[name]
                 for name in ("predictions", "parameters", "log_joint")
                 if name in diagnostics
             },
@@ -157,7 +158,12 @@ def _metrics(summary: Mapping[str, Any]) -> str:
     parts = {
         "test": summary["test"],
         "train": summary["train"],
-        "test, mean of draws": summary["test_mean_of_members"],
+        # A draw alone has no epistemic uncertainty.
+        "test, mean of draws": {
+            name: value
+            for name, value in summary["test_mean_of_members"].items()
+            if name != "epistemic"
+        },
     }
     return _columns(parts, METRICS)
 
