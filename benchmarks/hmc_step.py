@@ -37,6 +37,7 @@ from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.hamiltonian import Position, leapfrog, start
 from haiku_posteriors.core.likelihoods import heteroscedastic_gaussian
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+from haiku_posteriors.core.momenta import Momenta
 from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import devices
@@ -113,7 +114,7 @@ def integrator(problem: Problem) -> Callable[[], Any]:
             momentum,
             data,
             step_size=jnp.array(STEP_SIZE),
-            inverse_mass=inverse_mass,
+            momenta=Momenta(inverse_mass),
             num_steps=num_steps,
         )
 

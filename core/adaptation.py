@@ -1,9 +1,10 @@
-"""What gradient-based chains learn in burn-in: a step size by dual averaging, and masses.
+"""What gradient-based chains learn in burn-in: a step size by dual averaging, masses, tails.
 
 Burn-in has four quarters. Through all of them the step size follows the acceptance probability
 (Hoffman & Gelman 2014, arXiv 1111.4246, section 3.2); the second and third quarters collect the
-variances along the chain, from which the masses are set once, at the end of the third. Whatever
-makes the step size of the past obsolete restarts dual averaging from the best one so far.
+variances along the chain, from which the masses and the tails of HMC's momenta are set once, at the
+end of the third. Whatever makes the step size of the past obsolete restarts dual averaging from the
+best one so far.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from haiku_posteriors.core import trees
+from haiku_posteriors.core import momenta, trees
 from haiku_posteriors.core.trees import Params
 
 SMALLEST_STEP = 1e-10  # of the longest one
@@ -49,6 +50,18 @@ class Moments(NamedTuple):
     num_values: jax.Array
     mean: Params
     squares: Params
+
+
+class Tails(NamedTuple):
+    """How heavy the tails of a chain's momenta are, see `core.momenta`.
+
+    Attributes:
+      moments: of the log-joint along the chain, scalars.
+      weight: b, before `usable_weight`.
+    """
+
+    moments: Moments
+    weight: jax.Array
 
 
 class Learned(NamedTuple):
@@ -97,10 +110,31 @@ class BurnIn(NamedTuple):
         before_masses = (num_done > self.first_quarter + half) & (num_done <= self.third_quarter)
         return before_masses | (num_done > self.third_quarter + half)
 
+    def is_measured(self, num_done: jax.Array) -> jax.Array:
+        """Whether this transition is of the quarters whose variances are taken."""
+        return (num_done > self.first_quarter) & (num_done <= self.third_quarter)
+
     @property
     def third_quarter(self) -> int:
         """The last transition of the third quarter."""
         return self.num_transitions - self.num_transitions // 4
+
+
+def adapt_tails(
+    burn_in: BurnIn, num_done: jax.Array, tails: Tails, log_joint: jax.Array, num_dimensions: int
+) -> Tails:
+    """What one transition to a place of this log-joint tells; set when the masses are."""
+    moments = trees.select(
+        burn_in.is_measured(num_done), add_to_moments(tails.moments, log_joint), tails.moments
+    )
+    variance = moments.squares / jnp.maximum(moments.num_values - 1, 1.0)
+    found = momenta.matching_weight(variance, num_dimensions)
+    return Tails(moments, jnp.where(num_done == burn_in.third_quarter, found, tails.weight))
+
+
+def pool_tails(tails: Tails) -> Tails:
+    """The mean weight over chains, for each of them: that of their mean variance."""
+    return tails._replace(weight=jnp.full_like(tails.weight, jnp.mean(tails.weight)))
 
 
 def adapt(
@@ -128,8 +162,8 @@ def adapt(
     size, inverse_mass, dual, moments, num_divergent = learned
     changed = num_done == burn_in.first_quarter  # the limit on the number of steps is gone
     if moments is not None:
-        inside = (num_done > burn_in.first_quarter) & (num_done <= burn_in.third_quarter)
-        moments = trees.select(inside, add_to_moments(moments, random), moments)
+        is_measured = burn_in.is_measured(num_done)
+        moments = trees.select(is_measured, add_to_moments(moments, random), moments)
         estimate = relative_variances(moments, burn_in.prior_std, burn_in.unit)
         inverse_mass = trees.select(num_done == burn_in.third_quarter, estimate, inverse_mass)
         changed |= num_done == burn_in.third_quarter

@@ -1,8 +1,9 @@
 """Hamiltonian dynamics on a log-joint: the leapfrog integrator and one Metropolis transition.
 
-    H(w, v) = -log p_T(w, D) + sum_i m_i v_i^2 / 2,        v_i ~ N(0, 1 / m_i),
+    H(w, v) = -log p_T(w, D) + K(v),        K(v) = sum_i m_i v_i^2 / 2,        v_i ~ N(0, 1 / m_i),
 
-with m the inverse masses (Neal 2011, arXiv 1206.1901).
+with m the inverse masses (Neal 2011, arXiv 1206.1901), or momenta of heavier tails
+(`core.momenta`).
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.method import Info
+from haiku_posteriors.core.momenta import Momenta
 from haiku_posteriors.core.trees import Params
 
 Progress = Callable[[int], None]
@@ -62,6 +64,7 @@ def transition(
     step_size: jax.Array,
     inverse_mass: Params,
     num_steps: jax.Array,
+    tail_weight: jax.Array | None = None,
     metropolis: bool = True,
     divergence_threshold: float = 1000.0,
     progress: Progress | None = None,
@@ -76,6 +79,7 @@ def transition(
       step_size: scalar.
       inverse_mass: in the structure of the random parameters; leaves are broadcast to theirs.
       num_steps: L, an integer scalar.
+      tail_weight: b of `core.momenta`, a scalar; None for Gaussian momenta.
       metropolis, divergence_threshold, progress: see `core.hmc.hmc`.
 
     Returns:
@@ -83,40 +87,28 @@ def transition(
       acceptance_probability, accepted, energy_error (change of H along the trajectory),
       divergent, and energy (H once the momentum is drawn, for E-BFMI).
     """
-    momentum_key, accept_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
+    momenta = Momenta(inverse_mass, tail_weight)
     params = position.params
     random, _ = log_joint.partition(params)
-    momentum = jax.tree.map(
-        lambda normal, m: normal / jnp.sqrt(m),
-        trees.normal_like(momentum_key, random),
-        inverse_mass,
-    )
+    momentum = momenta.draw(rng_key, random)
     proposed, last_momentum = leapfrog(
         log_joint,
         position,
         momentum,
         data,
         step_size=step_size,
-        inverse_mass=inverse_mass,
+        momenta=momenta,
         num_steps=num_steps,
         progress=progress,
     )
     proposal = proposed.params
     value = log_joint(params, data)
     change = log_joint.difference(proposal, params, data)
-    # Differences of single terms, then the sum, as in `LogJoint.difference`: at millions of
-    # parameters a kinetic energy is too large for float32 to resolve the change of it.
-    kinetic_change = trees.total(
-        jax.tree.map(
-            lambda v, new, m: (new - v) * (new + v) * m / 2, momentum, last_momentum, inverse_mass
-        )
-    )
-    kinetic = trees.total(jax.tree.map(lambda v, m: v**2 * m / 2, momentum, inverse_mass))
-    energy_error = kinetic_change - change
+    energy_error = momenta.energy_change(last_momentum, momentum) - change
     finite = jnp.isfinite(energy_error) & trees.all_finite(proposal)
     divergent = ~finite | (energy_error > divergence_threshold)
     probability = jnp.where(divergent, 0.0, jnp.exp(jnp.minimum(-energy_error, 0.0)))
-    uniform = jax.random.uniform(accept_key, (), probability.dtype)
+    uniform = jax.random.uniform(jax.random.fold_in(rng_key, 1), (), probability.dtype)
     accepted = (uniform < probability) if metropolis else ~divergent
     return trees.select(accepted, proposed, position), {
         "log_joint": value + jnp.where(accepted, change, 0.0),
@@ -124,7 +116,7 @@ def transition(
         "accepted": accepted,
         "energy_error": energy_error,
         "divergent": divergent,
-        "energy": kinetic - value,
+        "energy": momenta.energy(momentum) - value,
     }
 
 
@@ -135,14 +127,15 @@ def leapfrog(
     data: Data,
     *,
     step_size: jax.Array,
-    inverse_mass: Params,
+    momenta: Momenta,
     num_steps: jax.Array,
     progress: Progress | None = None,
 ) -> tuple[Position, Params]:
     """L leapfrog steps: a kick of e/2, then L times a drift and a kick of e, the last of e/2.
 
-        kick t:  v <- v + t grad log p_T(w, D),        drift e:  w <- w + e m v
+        kick t:  v <- v + t grad log p_T(w, D),        drift e:  w <- w + e dK/dv
 
+    dK/dv = m v for Gaussian momenta.
     Neighbouring half kicks are one. The gradient of the first kick is the one with which the last
     trajectory ended. Where it is not known, the loop has one more turn: gradients are taken at one
     place in the program, which so holds the network's, the slow part to compile, only once.
@@ -162,8 +155,12 @@ def leapfrog(
         drift = jnp.where((index > 0) & (index <= num_steps), step_size, 0.0)
         half = (index == 0) | (index == num_steps)
         time = jnp.where(index <= num_steps, jnp.where(half, step_size / 2, step_size), 0.0)
+        drift *= momenta.speed(momentum)
         random = jax.tree.map(
-            lambda w, v, m: w + drift.astype(w.dtype) * m * v, random, momentum, inverse_mass
+            lambda w, v, m: w + drift.astype(w.dtype) * m * v,
+            random,
+            momentum,
+            momenta.inverse_mass,
         )
         gradient = take_gradient(random)
         tell_progress(progress, index)

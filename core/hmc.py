@@ -2,23 +2,26 @@
 
     H(w, v) = -log p_T(w, D) + sum_i m_i v_i^2 / 2,        v_i ~ N(0, 1 / m_i),
 
-with m the inverse masses. A transition draws a momentum v, integrates Hamilton's equations by L
+with m the inverse masses (and, where the log-joint varies much, momenta of heavier tails:
+`core.momenta`). A transition draws a momentum v, integrates Hamilton's equations by L
 leapfrog steps of size e, and accepts the end point with probability min(1, exp(-change of H)); a
 rejected transition leaves the state where it was, and that state counts again.
 Target: p_T(w | D) exactly (Neal 2011, arXiv 1206.1901), over the random parameters; the point
 estimates beside `stochastic_params` stay where they started. During burn-in the step size is
 adapted by dual averaging (Hoffman & Gelman 2014, arXiv 1111.4246) and, on request, the masses by
-the variances along the chain; both are frozen afterwards. Draws of burn-in have no target.
+the variances along the chain; all are frozen afterwards. Draws of burn-in have no target.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from haiku_posteriors.core import adaptation, hamiltonian, trajectories, trees
+from haiku_posteriors.core import adaptation, hamiltonian, momenta, trajectories, trees
 from haiku_posteriors.core.adaptation import Learned
 from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.hamiltonian import Position, Progress, transition
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, repeat
@@ -37,6 +40,7 @@ class HMCState(NamedTuple):
       dual_averaging: None when the step size is given.
       moments: None when the masses are not adapted.
       num_divergent: see `core.adaptation.Learned`.
+      tails: of the momenta; None where they are Gaussian or given.
     """
 
     position: Position
@@ -46,6 +50,12 @@ class HMCState(NamedTuple):
     dual_averaging: adaptation.DualAveraging | None
     moments: adaptation.Moments | None
     num_divergent: jax.Array
+    tails: adaptation.Tails | None
+
+    @property
+    def learned(self) -> Learned:
+        """What burn-in has found so far, but for the tails."""
+        return Learned(*self[2:7])
 
 
 def hmc(
@@ -57,6 +67,7 @@ def hmc(
     target_accept: float = 0.8,
     adapt_mass_matrix: bool | None = None,
     trajectory_jitter: float | None = None,
+    degrees_of_freedom: float | None = None,
     max_num_leapfrog_steps: int = 10_000,
     metropolis: bool = True,
     divergence_threshold: float = 1000.0,
@@ -88,6 +99,10 @@ def hmc(
         back to where it was: on a Gaussian of a quarter of the prior's deviation, every time. By
         default trajectories.DEFAULT_JITTER; 0 if a step size is given, as in the HMC study (arXiv
         2104.14421).
+      degrees_of_freedom: of the momenta, which have a multivariate t distribution (`core.momenta`);
+        math.inf for a Gaussian. By default found with the masses: Gaussian, unless the log-joint
+        varies so much along the chains that Gaussian momenta would take a random walk through its
+        heights.
       max_num_leapfrog_steps: limit of a trajectory; a given step size that needs more is refused,
         an adapted one makes shorter trajectories.
       metropolis: if False, every end point that is not divergent is accepted, and the target is
@@ -113,6 +128,8 @@ def hmc(
     """
     if trajectory_jitter is None:
         trajectory_jitter = trajectories.DEFAULT_JITTER if step_size is None else 0.0
+    if degrees_of_freedom is not None and not degrees_of_freedom > 0:
+        raise UserError(f"degrees_of_freedom must be positive, not {degrees_of_freedom}.")
     plan = trajectories.make_plan(
         log_joint,
         step_size=step_size,
@@ -123,13 +140,29 @@ def hmc(
         jitter=trajectory_jitter,
         max_num_leapfrog_steps=max_num_leapfrog_steps,
     )
+    adapts_tails = plan.adapts_mass and degrees_of_freedom is None
+    num_dimensions = trees.size(log_joint.random_shapes)
 
     def init(rng_key: jax.Array, params: Params | None) -> HMCState:
         if params is None:
             params = trajectories.overdispersed_params(rng_key, log_joint)
         random, _ = log_joint.partition(params)
         learned = plan.start(random, step_size)
-        return HMCState(hamiltonian.start(log_joint, params), jnp.zeros((), jnp.int32), *learned)
+        zero = jnp.zeros_like(learned.step_size)
+        tails = adaptation.Tails(adaptation.start_moments(zero, zero.dtype), zero)
+        return HMCState(
+            hamiltonian.start(log_joint, params),
+            jnp.zeros((), jnp.int32),
+            *learned,
+            tails if adapts_tails else None,
+        )
+
+    def tail_weight(state: HMCState) -> jax.Array | None:
+        if state.tails is not None:
+            return momenta.usable_weight(state.tails.weight, num_dimensions)
+        if degrees_of_freedom is None or degrees_of_freedom == math.inf:
+            return None
+        return jnp.full_like(state.step_size, 1 / degrees_of_freedom)
 
     def step(rng_key: jax.Array, state: HMCState, data: Data) -> tuple[HMCState, Info]:
         def attempt(size: jax.Array) -> tuple[Position, Info]:
@@ -142,6 +175,7 @@ def hmc(
                 step_size=size,
                 inverse_mass=state.inverse_mass,
                 num_steps=num_steps,
+                tail_weight=tail_weight(state),
                 metropolis=metropolis,
                 divergence_threshold=divergence_threshold,
                 progress=progress,
@@ -154,17 +188,22 @@ def hmc(
             )
         else:
             position, info = attempt(state.step_size)
-        learned = Learned(info["step_size"], *state[3:])
+        learned = state.learned._replace(step_size=info["step_size"])
         random, _ = log_joint.partition(position.params)
         num_done = state.iteration + 1
         acceptance, divergent = info["acceptance_probability"], info["divergent"]
         learned = adaptation.adapt(plan.burn_in, num_done, learned, random, acceptance, divergent)
-        return HMCState(position, num_done, *learned), info
+        tails = state.tails
+        if tails is not None:
+            value = info["log_joint"]
+            tails = adaptation.adapt_tails(plan.burn_in, num_done, tails, value, num_dimensions)
+        return HMCState(position, num_done, *learned, tails), info
 
     def pool(states: HMCState) -> HMCState:
-        learned = adaptation.pool(Learned(*states[2:]))
-        during_burn_in = states.iteration[0] <= num_burn_in
-        return trees.select(during_burn_in, states._replace(**learned._asdict()), states)
+        pooled = states._replace(**adaptation.pool(states.learned)._asdict())
+        if states.tails is not None:
+            pooled = pooled._replace(tails=adaptation.pool_tails(states.tails))
+        return trees.select(states.iteration[0] <= num_burn_in, pooled, states)
 
     def sample(rng_key: jax.Array, state: HMCState, num_draws: int) -> Params:
         return repeat(state.position.params, num_draws)

@@ -36,6 +36,7 @@ from haiku_posteriors.core.hmc import HMCState, hmc
 from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.momenta import Momenta
 from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.core.trajectories import Trajectory, overdispersed_params
 
@@ -71,8 +72,10 @@ def start_of_trajectory():
     return log_joint, make_data(inputs, targets), params, inverse_mass
 
 
-def test_trajectories_are_reversible():
+@pytest.mark.parametrize("weight", [None, 0.0, 0.1])
+def test_trajectories_are_reversible(weight):
     with jax.enable_x64(True):
+        weight = None if weight is None else jnp.array(weight)
         log_joint, data, params, inverse_mass = start_of_trajectory()
         momentum = trees.normal_like(jax.random.key(1), params)
 
@@ -84,7 +87,7 @@ def test_trajectories_are_reversible():
                 momentum,
                 data,
                 step_size=jnp.array(0.02),
-                inverse_mass=inverse_mass,
+                momenta=Momenta(inverse_mass, weight),
                 num_steps=jnp.array(40),
             )
 
