@@ -94,7 +94,7 @@ def test_trajectories_are_reversible(weight):
         position, momentum_there = integrate(start(log_joint, params), momentum)
         there, gradient = position.params, jax.grad(log_joint)(position.params, data)
         moved = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), there, params)
-        assert min(jax.tree.leaves(moved)) > 0.1
+        assert min(jax.tree.leaves(moved)) > 0.03
         for a, b in zip(*map(jax.tree.leaves, (position.gradient, gradient)), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-11)
         # Back with the gradient of the end, and with none.
