@@ -113,7 +113,8 @@ def hmc(
 
     Returns:
       The method; it starts at `trajectories.overdispersed_params` unless given parameters. `info`
-      holds scalars: those of `transition`, step_size and num_leapfrog_steps.
+      holds scalars: those of `transition`, step_size, num_leapfrog_steps and, unless momenta are
+      Gaussian from the start, tail_weight.
 
     Example, with `log_joint` and `data` as in `make_log_joint`:
 
@@ -165,6 +166,8 @@ def hmc(
         return jnp.full_like(state.step_size, 1 / degrees_of_freedom)
 
     def step(rng_key: jax.Array, state: HMCState, data: Data) -> tuple[HMCState, Info]:
+        weight = tail_weight(state)
+
         def attempt(size: jax.Array) -> tuple[Position, Info]:
             num_steps = plan.trajectory.num_steps(size, state.iteration)
             position, info = transition(
@@ -175,12 +178,13 @@ def hmc(
                 step_size=size,
                 inverse_mass=state.inverse_mass,
                 num_steps=num_steps,
-                tail_weight=tail_weight(state),
+                tail_weight=weight,
                 metropolis=metropolis,
                 divergence_threshold=divergence_threshold,
                 progress=progress,
             )
-            return position, info | {"step_size": size, "num_leapfrog_steps": num_steps}
+            info |= {"step_size": size, "num_leapfrog_steps": num_steps}
+            return position, info if weight is None else info | {"tail_weight": weight}
 
         if plan.adapts_step_size:
             position, info = trajectories.attempt_until_likely(

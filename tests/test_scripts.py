@@ -274,6 +274,28 @@ def test_ctrl_c_in_a_long_trajectory_stops_within_seconds(tmp_path):
     assert list(directory.glob("checkpoints/*.safetensors"))
 
 
+@pytest.mark.slow
+def test_a_signal_while_the_run_is_judged_ends_with_the_command_that_goes_on(tmp_path):
+    """The estimate of MCLMC's bias has chains of its own, after the last checkpoint."""
+    directory = tmp_path / "judged"
+    flags = [
+        *(f"--dir={directory}", "--num_chains=2", "--warm_start_epochs=0"),
+        *("--num_iterations=90", "--max_num_leapfrog_steps=20", "--bias_iterations=400"),
+    ]
+    process = program.start("run_mclmc.py", *flags)
+    while not (directory / "summary.json").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    python, *command = shlex.split(out.split("to go on: ")[1])
+    assert python == sys.executable and command == ["run_mclmc.py", *flags]
+    assert not (directory / "diagnostics.json").exists()
+    program.succeed("run_mclmc.py", *flags)
+    assert "bias" in json.loads((directory / "diagnostics.json").read_text())
+
+
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path):
     code, _, err = program.run("run_sgd.py", "--batch_size=71", f"--dir={tmp_path / 'run'}")
     assert code == 2

@@ -29,6 +29,7 @@ from haiku_posteriors.utils.report import (
 )
 from haiku_posteriors.utils.report.problem_files import StoredProblem
 from haiku_posteriors.utils.settings import Settings
+from haiku_posteriors.utils.signals import Interrupted, Interruption
 from haiku_posteriors.utils.train_utils import Run, RunResult
 
 # Flags that a resumed run may change: they do not touch the result.
@@ -235,7 +236,7 @@ def execute(
     for sentence in judged.sentences:
         print(sentence)
     if judge:
-        judge(directory, result)
+        _judge(judge, directory, result)
     data_name = files.readable(pathlib.Path(dataset.name).stem)
     title = f"{task.method}, {settings.model_name} on {data_name}"
     unit = loop.get("unit", "epoch")
@@ -246,3 +247,19 @@ def execute(
         print(f"Pictures: {', '.join(map(str, drawn))}")
     print(f"The report is {report}.")
     locks.release(directory)
+
+
+def _judge(
+    judge: Callable[[pathlib.Path, RunResult], None], directory: pathlib.Path, result: RunResult
+) -> None:
+    """Judges, which may take chains of its own; a signal ends it as it ends the loop.
+
+    Nothing of it is kept: the same command judges again what is on disk.
+    """
+    with Interruption() as interruption:
+        try:
+            interruption.wait_for(lambda: judge(directory, result))
+            interruption.check()
+        except Interrupted as request:
+            request.directory = directory
+            raise

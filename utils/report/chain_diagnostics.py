@@ -137,6 +137,13 @@ def report_chains(
     further: dict[str, Any] = {}
     if "energy" in history:
         further["energy_bfmi"] = diagnostics.energy_bfmi(history["energy"]).tolist()
+    weight = float(history["tail_weight"][0, -1]) if "tail_weight" in history else 0.0
+    if weight > 0:
+        further["momentum_degrees_of_freedom"] = 1 / weight
+        notes.append(
+            f"Momenta had heavy tails ({1 / weight:.3g} degrees of freedom), since the log-joint "
+            "varies more than Gaussian ones can follow."
+        )
     if not rules.adjusted:
         further["energy_variance"] = history["energy_variance"].mean(axis=1).tolist()
     if bias is not None:
