@@ -43,7 +43,12 @@ FLAGS = (
     ),
     Flag("pdf", "bool", False, "Write a PDF beside the PNG."),
 )
-GROUPS = {**cmd_args_utils.PROBLEM, "Plane": FLAGS}
+GROUPS = {
+    "Data": cmd_args_utils.DATA,
+    "Model": cmd_args_utils.MODEL,
+    "Run": cmd_args_utils.RUN,
+    "Plane": FLAGS,
+}
 
 POINTS_AT_ONCE = 10
 

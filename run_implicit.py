@@ -25,6 +25,7 @@ from haiku_posteriors.utils import (
     checkpoint_utils,
     cmd_args_utils,
     devices,
+    hosts,
     optim_utils,
     script_utils,
     tasks,
@@ -273,7 +274,7 @@ def find_starts(task: Task, directory: pathlib.Path) -> Params | vi.VariationalP
         )
         path = pathlib.Path(settings.vi_checkpoint)
         return checkpoint_utils.load_part(path, "variational", template)
-    resumed = checkpoint_utils.has_checkpoint(directory)
+    resumed = hosts.share(checkpoint_utils.has_checkpoint(directory))
     if settings.start == "prior" or not settings.pretrain_epochs or resumed:
         return None
     print(

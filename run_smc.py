@@ -94,6 +94,7 @@ def run(settings: Settings) -> None:
             "an init_checkpoint with trained ones."
         )
     ticker, mesh = Ticker(), devices.make_mesh(settings.num_chains)
+    in_turn = devices.batches_are_slow(mesh) and mesh.shape["draw"] == 1
     method = smc.smc(
         log_joint,
         num_particles=settings.num_particles,
@@ -105,7 +106,8 @@ def run(settings: Settings) -> None:
         trajectory_jitter=settings.trajectory_jitter,
         max_num_leapfrog_steps=settings.max_num_leapfrog_steps,
         adapt_mass_matrix=settings.adapt_mass_matrix,
-        particles_at_once=1 if devices.batches_are_slow(mesh) else None,
+        particles_at_once=1 if in_turn else None,
+        place=devices.draw_placement(mesh, settings.num_particles, ("draw",)),
         progress=ticker,
     )
     num_final_steps = -(-settings.num_final_moves // settings.num_moves)

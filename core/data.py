@@ -1,7 +1,7 @@
 """Rows of data with weights, so that one sum is the full log-likelihood or an estimate of it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,21 @@ from haiku_posteriors.core.errors import UserError
 
 # What a network takes: one array (rows, ...), or several of them, a dict or a tuple.
 Inputs = Any
+
+
+class Placement(NamedTuple):
+    """Where rows that a sum goes over should be, so that devices share the work.
+
+    Attributes:
+      sharding: of an array with a leading axis of rows.
+      multiple_of: what the number of rows has to be a multiple of.
+      num_blocks: of rows that are summed apart and then in a fixed order (`core.fixed_sums`); None
+        to leave the order to the compiler, for which it depends on the number of devices.
+    """
+
+    sharding: jax.sharding.NamedSharding
+    multiple_of: int
+    num_blocks: int | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -24,12 +39,14 @@ class Data:
       weights: (rows,). 1 for a datum, 0 for padding; N / n for a datum in a minibatch of n of N.
       num_rows: N, the number of data. Rows from N on are padding. Static, because minibatches are
         drawn from the data alone, whatever padding the number of devices asks for.
+      placement: of minibatches of these rows; None to leave it to the compiler.
     """
 
     inputs: Inputs
     targets: jax.Array
     weights: jax.Array
     num_rows: int = dataclasses.field(metadata={"static": True})
+    placement: Placement | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 def count_rows(inputs: Inputs) -> int:
@@ -76,7 +93,10 @@ def pad(data: Data, multiple_of: int) -> Data:
     if rows % multiple_of == 0:
         return data
     index, real = padded_index(rows, multiple_of)
-    return take(data, index, jnp.where(real, data.weights[index], 0.0))
+    weights = jnp.where(real, data.weights[index], 0.0)
+    return dataclasses.replace(
+        data, inputs=take_rows(data.inputs, index), targets=data.targets[index], weights=weights
+    )
 
 
 def num_minibatches(num_rows: int, batch_size: int) -> int:
@@ -110,9 +130,20 @@ def minibatch_indices(
 
 
 def take(data: Data, indices: jax.Array | np.ndarray, weights: jax.Array) -> Data:
-    """The minibatch of the given rows."""
+    """The minibatch of the given rows, spread over devices if the data say how."""
+    if data.placement is not None:
+        index, real = padded_index(len(indices), data.placement.multiple_of)
+        indices, weights = indices[index], jnp.where(real, weights[index], 0.0)
     inputs = take_rows(data.inputs, indices)
-    return Data(inputs, data.targets[indices], weights, data.num_rows)
+    return spread(Data(inputs, data.targets[indices], weights, data.num_rows, data.placement))
+
+
+def spread(data: Data) -> Data:
+    """The same rows, shared by the devices if the data say how: a sum over them is then, too."""
+    if data.placement is None:
+        return data
+    sharding = data.placement.sharding
+    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding), data)
 
 
 def _default_float() -> np.dtype:

@@ -171,7 +171,7 @@ def mc_dropout(
         keys = jax.random.split(rng_key, num_draws)
         return jax.vmap(lambda key: sample_one(key, state.params))(keys)
 
-    return Method(init, step, sample)
+    return Method(init, step, sample, in_minibatches=True)
 
 
 def dropout_network(

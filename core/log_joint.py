@@ -17,7 +17,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from haiku_posteriors.core import likelihoods, trees
+from haiku_posteriors.core import fixed_sums, likelihoods, trees
 from haiku_posteriors.core.data import Data, Inputs, pad
 from haiku_posteriors.core.errors import UserError, check_positive
 from haiku_posteriors.core.likelihoods import Likelihood
@@ -167,9 +167,14 @@ class LogJoint:
     def _sum_over_rows(
         self, function: Callable[[Params, Data], jax.Array], params: Params, data: Data
     ) -> jax.Array:
-        if self.num_microbatches == 1:
-            return function(params, data)
-        return _accumulate(function, self.num_microbatches, params, data)
+        def whole(params: Params, data: Data) -> jax.Array:
+            if self.num_microbatches == 1:
+                return function(params, data)
+            return _accumulate(function, self.num_microbatches, params, data)
+
+        if data.placement is None or data.placement.num_blocks is None:
+            return whole(params, data)
+        return fixed_sums.sum_in_blocks(whole, params, data)
 
 
 def make_log_joint(

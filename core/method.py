@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from haiku_posteriors.core.data import Data, minibatch_indices, num_minibatches, take
+from haiku_posteriors.core.data import Data, minibatch_indices, num_minibatches, spread, take
 from haiku_posteriors.core.trees import Params
 
 State = Any  # a pytree of arrays: what the next step needs and no more
@@ -29,12 +29,14 @@ class Method(NamedTuple):
         current approximation of the posterior. A sampler returns its current position.
       pool: states of all chains, with a leading chain axis -> the same, after chains have told each
         other what they learned. The loop calls it after every step; None where chains are alone.
+      in_minibatches: whether a step draws minibatches of the rows, and does not sum over them all.
     """
 
     init: Callable[[jax.Array, Params | None], State]
     step: Callable[[jax.Array, State, Data], tuple[State, Info]]
     sample: Callable[[jax.Array, State, int], Params]
     pool: Callable[[State], State] | None = None
+    in_minibatches: bool = False
 
 
 def minibatch_epoch(
@@ -58,7 +60,7 @@ def minibatch_epoch(
     """
     shuffle_key, update_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
     if num_minibatches(data.num_rows, batch_size) == 1:  # nothing to shuffle or to copy
-        state, info = update(jax.random.fold_in(update_key, 0), state, data)
+        state, info = update(jax.random.fold_in(update_key, 0), state, spread(data))
         return state, jax.tree.map(lambda leaf: leaf[None], info)
     indices, weights = minibatch_indices(shuffle_key, data.num_rows, batch_size, data.weights.dtype)
 

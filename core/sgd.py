@@ -89,4 +89,7 @@ def sgd(
         watched = plateau.update(state.plateau, log_joint, plateau_window, tolerance)
         return trees.select(state.plateau.is_reached, state, new._replace(plateau=watched)), info
 
-    return Method(init, step, lambda rng_key, state, num_draws: repeat(state.params, num_draws))
+    def sample(rng_key: jax.Array, state: SGDState, num_draws: int) -> Params:
+        return repeat(state.params, num_draws)
+
+    return Method(init, step, sample, in_minibatches=True)

@@ -310,4 +310,7 @@ def sgmcmc(
     def step(rng_key: jax.Array, state: SGMCMCState, data: Data) -> tuple[SGMCMCState, Info]:
         return minibatch_epoch(rng_key, update, state, data, batch_size)
 
-    return Method(init, step, lambda rng_key, state, num_draws: repeat(state.params, num_draws))
+    def sample(rng_key: jax.Array, state: SGMCMCState, num_draws: int) -> Params:
+        return repeat(state.params, num_draws)
+
+    return Method(init, step, sample, in_minibatches=True)

@@ -75,6 +75,7 @@ def smc(
     max_num_leapfrog_steps: int = 250,
     adapt_mass_matrix: bool = False,
     particles_at_once: int | None = None,
+    place: Callable[[jax.Array], jax.Array] = lambda array: array,
     progress: Progress | None = None,
 ) -> Method:
     """Sequential Monte Carlo; one step is one fraction b, or, at b = 1, further moves there.
@@ -101,6 +102,8 @@ def smc(
         unequal scales: in a network the variances are also distances between relabelled modes.
       particles_at_once: how many particles move side by side; all by default. On CPUs fewer can be
         faster.
+      place: spreads an array with a leading axis of all particles over devices; it acts where they
+        move side by side.
       progress: see `core.hmc.hmc`.
 
     Returns:
@@ -137,7 +140,7 @@ def smc(
 
     def over_particles(function: Callable, *arguments: Any) -> Any:
         if particles_at_once is None or particles_at_once >= num_particles:
-            return jax.vmap(function)(*arguments)
+            return jax.vmap(function)(*jax.tree.map(place, arguments))
         batch_size = None if particles_at_once == 1 else particles_at_once
         return jax.lax.map(lambda row: function(*row), arguments, batch_size=batch_size)
 

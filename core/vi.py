@@ -250,7 +250,7 @@ def mean_field_vi(
         keys = jax.random.split(rng_key, num_draws)
         return jax.vmap(lambda key: sample_params(key, state.variational))(keys)
 
-    return Method(init, step, sample)
+    return Method(init, step, sample, in_minibatches=True)
 
 
 def entropy(scale: Params) -> jax.Array:

@@ -157,10 +157,12 @@ def compile_method(
 
         return over_chains(sample_chain, state)
 
+    cut = mesh.shape["model"] > 1
+    states = devices.state_shardings(mesh, jax.eval_shape(init, None)) if cut else chains
     return Program(
-        jax.jit(init, out_shardings=chains),
+        jax.jit(init, out_shardings=states),
         # Pinned, or the compiler may place the outputs otherwise and the next call recompiles.
-        jax.jit(run, out_shardings=(chains, whole, whole, whole)),
+        jax.jit(run, out_shardings=(states, whole, whole, whole)),
         jax.jit(sample, static_argnums=(1, 3), out_shardings=chains),
     )
 
@@ -176,5 +178,5 @@ def compile_stage(
     """A method beside the loop, for a stage before or after it, and the training rows in place."""
     mesh = devices.make_mesh(num_chains)
     pieces = log_joint.num_microbatches
-    data = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
+    data = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces, method.in_minibatches)
     return compile_method(method, seed, num_chains, mesh, Purposes(step=purpose)), data

@@ -277,7 +277,31 @@ CHAINS = (
     Flag("eval_freq", "integer", 50, "Iterations between evaluations.", lower_bound=1),
     Flag("save_freq", "integer", 50, "Iterations between checkpoints.", lower_bound=1),
 )
-PROBLEM: Groups = {"Data": DATA, "Model": MODEL, "Run": RUN}
+DEVICES = (
+    Flag(
+        "mesh",
+        "string",
+        None,
+        "Devices on each axis, as in data:4,chain:2; the axes are chain, draw, data and model.",
+        "those that divide the chains to chain, the rest to data",
+    ),
+    Flag(
+        "deterministic_sums",
+        "bool",
+        False,
+        "Sum over rows in an order that does not depend on the number of devices.",
+    ),
+    Flag(
+        "coordinator_address",
+        "string",
+        None,
+        "host:port of process 0 where a run has several processes; auto: from the cluster.",
+        "by Slurm, Kubernetes or the TPU pod, if they tell of several",
+    ),
+    Flag("num_processes", "integer", None, "Number of processes.", "as above", lower_bound=1),
+    Flag("process_id", "integer", None, "Which of them this is.", "as above", lower_bound=0),
+)
+PROBLEM: Groups = {"Data": DATA, "Model": MODEL, "Run": RUN, "Devices": DEVICES}
 HELP = Flag("help", "bool", False, "Print the flags and exit.")
 VERSION = Flag("version", "bool", False, "Print the version and exit.")
 SHOW_SETTINGS = Flag(

@@ -11,7 +11,7 @@ from haiku_posteriors.core.judging.predictions import Predictions, evenly, join
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import State
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import devices, ensemble_utils
+from haiku_posteriors.utils import devices, ensemble_utils, hosts
 from haiku_posteriors.utils.chains import Program, Purposes
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.draws import DrawStore
@@ -38,6 +38,7 @@ class Collection:
         self,
         log_joint: LogJoint,
         dataset: Dataset,
+        in_minibatches: bool,
         program: Program,
         purposes: Purposes,
         mesh: Mesh,
@@ -50,6 +51,7 @@ class Collection:
         Args:
           log_joint: the posterior.
           dataset: training and test rows.
+          in_minibatches: whether the program draws minibatches of the training rows.
           program: that samples.
           purposes: of its keys.
           mesh: where it runs.
@@ -59,8 +61,11 @@ class Collection:
         """
         self._program, self._purposes, self._num_draws = program, purposes, num_draws
         self._task, self.store = dataset.task, store
+        self._mesh, self._shapes, self._num_chains = mesh, log_joint.shapes, num_chains
         pieces = log_joint.num_microbatches
-        self.train = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
+        self.train = devices.place_data(
+            dataset.x_train, dataset.y_train, mesh, pieces, in_minibatches
+        )
         self.test = devices.place_data(dataset.x_test, dataset.y_test, mesh)
         self.train_targets, self.test_targets = (
             ensemble_utils.targets_in_original_units(targets, dataset.form)
@@ -69,11 +74,11 @@ class Collection:
         self._predict = ensemble_utils.make_predictor(log_joint, dataset.form)
         self._draws_per_block = store.draws_per_block(num_chains)
         at_once = min(num_draws, self._draws_per_block)
-        for part in store.parts():
+        for part in hosts.share_draws(store.parts, self._shapes, num_chains):
             for predictions in ensemble_utils.predict_part(
                 self._predict, part, self.test, at_once, devices.chain_sharding(mesh)
             ):
-                store.append_predictions(predictions)
+                self._append_predictions(predictions)
 
     def collect(self, state: State, step: int) -> None:
         """Takes draws of a state and keeps them."""
@@ -86,9 +91,19 @@ class Collection:
         return devices.to_host(draws)
 
     def keep(self, draws: Params, step: int) -> None:
-        """Predicts with draws, and puts both where they belong."""
-        self.store.append_predictions(self._predict(draws, self.test))
-        self.store.append(devices.to_host(draws))
+        """Predicts with draws, and puts both where they belong.
+
+        Args:
+          draws: (chains, draws, ...), on the devices, or host arrays that all processes have.
+          step: at which they were taken.
+        """
+        if not isinstance(jax.tree.leaves(draws)[0], jax.Array):
+            draws = devices.place_chains(draws, self._mesh)
+        self._append_predictions(self._predict(draws, self.test))
+        draws = devices.to_first_host(draws)
+        if not hosts.is_first():
+            return
+        self.store.append(draws)
         block = jax.tree.leaves(draws)[0].shape[1] < self._num_draws
         if block and self.store.is_full():
             self.store.flush(step)
@@ -99,7 +114,7 @@ class Collection:
 
     def evaluate(
         self, state: State, step: int, just_collected: bool
-    ) -> tuple[dict[str, float], list[str], int]:
+    ) -> tuple[dict[str, float], list[str], int] | None:
         """Metrics of the current state's draws, and of all draws collected so far.
 
         Args:
@@ -109,7 +124,7 @@ class Collection:
 
         Returns:
           The metrics by name; those of them that a table should show; of how many draws
-          `disagreement` is.
+          `disagreement` is. None on all processes but the first.
         """
         collected = self.predictions()
         train, test = [], []
@@ -117,6 +132,8 @@ class Collection:
             train.append(self._predict(draws, self.train))
             if not just_collected:
                 test.append(self._predict(draws, self.test))
+        if not hosts.is_first():
+            return None
         if collected and just_collected:  # predicted with draws of the same state
             latest = collected.latest(self._num_draws)
         else:
@@ -136,27 +153,37 @@ class Collection:
         return values, shown, count
 
     def train_metrics(self) -> dict[str, float]:
-        """Metrics of some of the kept draws on the training rows."""
+        """Metrics of some of the kept draws on the training rows; none but on the first process."""
         total = self.store.num_draws
         few = np.unique(np.linspace(0, total - 1, min(total, TRAIN_DRAWS_EVALUATED)).astype(int))
-        parts = [self._predict(draws, self.train) for draws in self.store.chosen(few)]
+        chosen = self._on_all(self.store.chosen(few))
+        parts = [self._predict(draws, self.train) for draws in chosen]
+        if not hosts.is_first():
+            return {}
         return metrics.of_predictions(join(parts, self.train_targets))
 
     def train_log_likelihoods(self) -> tuple[np.ndarray, np.ndarray]:
         """(chains, some draws, training rows), in the units of y, float32; and which draws."""
-        predictions = self.predictions()
-        assert predictions is not None
-        chains, total = predictions.outputs.shape[:2]
+        chains, total = self._num_chains, self.store.num_draws
         # Whole blocks: a program for the last, shorter one would have to be compiled.
         most = MAX_TRAIN_LOG_LIKELIHOODS // (chains * self.train.num_rows)
         most -= most % TRAIN_DRAWS_EVALUATED if most > TRAIN_DRAWS_EVALUATED else 0
         kept = evenly(total, max(1, most))
         parts = [
             self._predict(draws, self.train).log_likelihoods
-            for draws in self.store.chosen(kept, TRAIN_DRAWS_EVALUATED)
+            for draws in self._on_all(self.store.chosen(kept, TRAIN_DRAWS_EVALUATED))
         ]
         found = [part.astype(np.float32) for part in parts if part is not None]
         return np.concatenate(found, axis=1), kept
+
+    def _on_all(self, parts: Iterator[Params]) -> Iterator[Params]:
+        """Draws from the store, placed on the devices; it is process 0's."""
+        for part in hosts.share_draws(lambda: parts, self._shapes, self._num_chains):
+            yield devices.place_chains(part, self._mesh)
+
+    def _append_predictions(self, predictions: Predictions) -> None:
+        if hosts.is_first():
+            self.store.append_predictions(predictions)
 
     def _sample(self, state: State, purpose: int, step: int) -> Iterator[Params]:
         """Draws of a state, in blocks that fit into memory; mostly there is one."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from haiku_posteriors.core.data import Inputs, take_rows
 from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.utils import hosts
 from haiku_posteriors.utils.datasets import (
     arrays,
     images,
@@ -27,7 +28,10 @@ from haiku_posteriors.utils.datasets.embedded import EMBEDDED_SETS
 from haiku_posteriors.utils.datasets.forms import Column, DataForm, InputForm, SeveralInputs
 from haiku_posteriors.utils.datasets.own_tables import TableOptions
 from haiku_posteriors.utils.datasets.raw import RawData, Scaling, Values
+from haiku_posteriors.utils.datasets.scaled_rows import ScaledRows
 from haiku_posteriors.utils.files import expand
+
+ROWS_AT_ONCE = 4096  # of which a checksum is made
 
 
 class Dataset(NamedTuple):
@@ -124,8 +128,11 @@ def load(
             f"Cannot take a subset of {subset_train_to} training rows of data set '{name}', which "
             f"has {rows}."
         )
+    x_train = dataset.x_train
     return dataset._replace(
-        x_train=take_rows(dataset.x_train, slice(subset_train_to)),
+        x_train=x_train.first(subset_train_to)
+        if isinstance(x_train, ScaledRows)
+        else take_rows(x_train, slice(subset_train_to)),
         y_train=dataset.y_train[:subset_train_to],
     )
 
@@ -175,7 +182,8 @@ def fingerprint(dataset: Dataset) -> str:
     parts = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
     for array in jax.tree.leaves(parts):
         digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
+        for first in range(0, len(array), ROWS_AT_ONCE):
+            digest.update(np.ascontiguousarray(array[first : first + ROWS_AT_ONCE]).data)
     return digest.hexdigest()
 
 
@@ -260,14 +268,25 @@ def _prepare(name: str, raw: RawData, standardize: bool, dtype: np.dtype) -> Dat
         y_test = ((y_test - mean) / scale).astype(dtype)
         mean, scale = mean.astype(dtype), scale.astype(dtype)
     form = DataForm(raw.task, inputs, raw.num_classes, raw.classes, raw.target_names, mean, scale)
-    x_train, x_test = inputs.to_inputs(raw.x_train), inputs.to_inputs(raw.x_test)
-    scaled = jax.tree.leaves((x_train, y_train, x_test, y_test, mean))
+    x_train, x_test = _scaled(inputs, raw.x_train), _scaled(inputs, raw.x_test)
+    scaled = [
+        values
+        for values in jax.tree.leaves((x_train, y_train, x_test, y_test, mean))
+        if not isinstance(values, ScaledRows)  # bytes are neither large nor close together
+    ]
     if not (all(np.isfinite(values).all() for values in scaled) and np.all(scale > 0)):
         raise UserError(
             f"Data set '{name}' has values too large or too close together to compute with in "
             f"{dtype}: give them another unit."
         )
     return Dataset(name, x_train, y_train, x_test, y_test, form)
+
+
+def _scaled(form: InputForm | SeveralInputs, values: Any) -> Any:
+    """As the network sees them; of images, where there are several processes, when it does."""
+    if hosts.are_several() and isinstance(form, InputForm) and form.kind == "images":
+        return ScaledRows(form, values)
+    return form.to_inputs(values)
 
 
 def _input_form(raw: RawData, standardize: bool, dtype: np.dtype) -> InputForm | SeveralInputs:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from haiku_posteriors.core.data import Data, padded_index, take
+from haiku_posteriors.core.data import Data, Inputs, pad, spread
 from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import devices
 from haiku_posteriors.utils.datasets.forms import DataForm
-from haiku_posteriors.utils.devices import to_host
 
 # Rows that pass through the network at once in prediction: bounds memory, not results.
 ROWS_AT_ONCE = 1000
@@ -20,18 +20,21 @@ def make_predictor(log_joint: LogJoint, form: DataForm) -> Callable[[Params, Dat
     """A compiled function from draws (chains, draws, ...) and data to `Predictions`."""
 
     def predict_one(params: Params, data: Data) -> tuple[jax.Array, jax.Array]:
-        rows = data.weights.shape[0]
-        pieces = -(-rows // ROWS_AT_ONCE)
-        # Strided, as in `core.log_joint`, so that rows spread over devices stay where they are.
-        chunks = padded_index(rows, pieces)[0].reshape(-1, pieces).T
+        pieces = -(-data.weights.shape[0] // ROWS_AT_ONCE)
+        data = spread(pad(data, pieces * (data.placement.multiple_of if data.placement else 1)))
 
-        def predict_chunk(chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
-            part = take(data, chunk, data.weights[chunk])
+        def split(leaf: jax.Array) -> jax.Array:
+            # Strided, as in `core.log_joint`, so that rows spread over devices stay where they are.
+            return leaf.reshape(-1, pieces, *leaf.shape[1:]).swapaxes(0, 1)
+
+        def predict_chunk(chunk: tuple[Inputs, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            inputs, targets = chunk
             return (
-                log_joint.predict(params, part.inputs),
-                log_joint.log_likelihoods(params, part.inputs, part.targets),
+                log_joint.predict(params, inputs),
+                log_joint.log_likelihoods(params, inputs, targets),
             )
 
+        chunks = jax.tree.map(split, (data.inputs, data.targets))
         outputs, log_likelihoods = jax.lax.map(predict_chunk, chunks)
         return tuple(
             array.swapaxes(0, 1).reshape(-1, *array.shape[2:])
@@ -46,7 +49,7 @@ def make_predictor(log_joint: LogJoint, form: DataForm) -> Callable[[Params, Dat
         )
 
     def predictor(draws: Params, data: Data) -> Predictions:
-        outputs, log_likelihoods = to_host(predict(draws, data))
+        outputs, log_likelihoods = devices.to_host(predict(draws, data))
         return Predictions(
             form.task,
             to_original_units(outputs[:, :, : data.num_rows], form),
@@ -72,7 +75,7 @@ def predict_part(
     """
     for first in range(0, jax.tree.leaves(draws)[0].shape[1], draws_at_once):
         part = jax.tree.map(lambda leaf: leaf[:, first : first + draws_at_once], draws)  # noqa: B023
-        yield predict(jax.device_put(part, sharding), data)
+        yield predict(devices.put(part, sharding), data)
 
 
 def to_original_units(outputs: np.ndarray, form: DataForm) -> np.ndarray:

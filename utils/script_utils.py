@@ -14,7 +14,7 @@ import jax
 from absl import logging
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import cmd_args_utils, locks
+from haiku_posteriors.utils import cmd_args_utils, hosts, locks
 from haiku_posteriors.utils.cmd_args_utils import Groups
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.signals import Interrupted
@@ -23,6 +23,8 @@ from haiku_posteriors.version import __version__
 
 # What XLA and NumPy say where memory does not suffice.
 NO_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory", "Unable to allocate")
+
+MAX_REASON = 200  # letters of another program's error that are repeated
 
 
 def run_script(
@@ -53,9 +55,13 @@ def run_script(
         else:
             jax.config.update("jax_enable_x64", settings.values.get("use_float64", False))
             _enable_compilation_cache()
+            if "coordinator_address" in settings.values:
+                _join_processes(settings)
             _refuse_missing_devices()
             run(settings)
         sys.stdout.flush()
+        if hosts.are_several():
+            jax.distributed.shutdown()  # the others wait for process 0
     except UserError as error:
         locks.abandon(harmless=("flags.json", "problem.json"))
         _leave(str(error), 2)
@@ -76,6 +82,13 @@ def run_script(
     except OSError as error:
         _leave(f"The file system refused: {error}. Checkpoints, if there are any, stand.", 1)
     except (jax.errors.JaxRuntimeError, MemoryError, ValueError) as error:
+        if hosts.is_loss(error):
+            _leave(
+                f"Another process of this run is gone, as process {jax.process_index()} finds "
+                f"({str(error)[:MAX_REASON]}). Start the same command again on all: it goes on "
+                "from the last checkpoint.",
+                hosts.EXIT_LOST,
+            )
         if not (isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_MEMORY)):
             raise
         _leave(
@@ -98,7 +111,15 @@ def _leave(sentence: str, code: int) -> NoReturn:
     sentence = " ".join(sentence.split())  # of several lines that another program has said
     with contextlib.suppress(BrokenPipeError):
         print(f"{pathlib.Path(sys.argv[0]).name}: {sentence}", file=sys.stderr, flush=True)
+    if hosts.are_several():
+        os._exit(code)  # an ordinary exit would wait for the others, who may wait for us
     raise SystemExit(code)
+
+
+def _join_processes(settings: Settings) -> None:
+    hosts.start(settings.coordinator_address, settings.num_processes, settings.process_id)
+    if not hosts.is_first():  # it speaks by its errors alone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _accept_any_letter(stream: io.TextIOWrapper) -> None:

@@ -33,7 +33,9 @@ class Interruption:
     nohup, which has the end of the terminal ignored, it stays so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """`grace_seconds` are how long a running computation may take to end after a request."""
+        self._grace_seconds = grace_seconds
         self._received: int | None = None
         self._previous: dict[int, Any] = {}
 
@@ -57,13 +59,18 @@ class Interruption:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    @property
+    def received(self) -> int:
+        """The number of the signal that came, or 0."""
+        return self._received or 0
+
     def check(self) -> None:
         """Raises Interrupted if a signal came."""
         if self._received is not None:
             raise Interrupted(self._received)
 
     def wait_for(self, function: Callable[[], Any]) -> Any:
-        """The function's result; after a signal it is waited for GRACE_SECONDS more, no longer.
+        """The function's result; after a signal it is waited for the grace and no longer.
 
         The function runs in a thread of its own: Python runs signal handlers in the main thread
         between its own instructions only, so that a main thread inside JAX would hold them back
@@ -83,7 +90,7 @@ class Interruption:
         while thread.is_alive():
             thread.join(timeout=0.1)
             if self._received is not None:
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                deadline = min(deadline, time.monotonic() + self._grace_seconds)
                 if time.monotonic() > deadline:
                     self.check()
         if "error" in outcome:

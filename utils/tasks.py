@@ -14,7 +14,7 @@ from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
-from haiku_posteriors.utils import cmd_args_utils, files, locks, models, problem
+from haiku_posteriors.utils import cmd_args_utils, devices, files, hosts, locks, models, problem
 from haiku_posteriors.utils import settings as settings_table
 from haiku_posteriors.utils.data_utils import Dataset, fingerprint
 from haiku_posteriors.utils.draws import draws_per_block
@@ -33,7 +33,10 @@ from haiku_posteriors.utils.signals import Interrupted, Interruption
 from haiku_posteriors.utils.train_utils import Run, RunResult
 
 # Flags that a resumed run may change: they do not touch the result.
-HARMLESS_FLAGS = {"dir", "data_dir", "tabulate_freq", "prior_predictive"}
+HARMLESS_FLAGS = {
+    *("dir", "data_dir", "tabulate_freq", "prior_predictive"),
+    *("mesh", "coordinator_address", "num_processes", "process_id"),
+}
 
 
 class Task(NamedTuple):
@@ -63,16 +66,25 @@ def load_task(method: str, settings: Settings) -> Task:
     )
     num_parameters = trees.size(log_joint.shapes)
     settings = settings_table.complete(settings, vars(chosen), len(dataset.y_train), num_parameters)
+    values = settings.values
+    num_chains = values.get("num_chains", values.get("num_members", 1))
+    devices.choose_mesh(values.get("mesh"), num_chains, values.get("deterministic_sums", False))
     return Task(method, settings, dataset, log_joint)
 
 
 def open_folder(task: Task) -> pathlib.Path:
     """The run's folder, with flags.json, locked; one made by other flags or data is refused.
 
-    `execute` unlocks it at its end, or the end of the process.
+    `execute` unlocks it at its end, or the end of the process. Where there are several processes it
+    is process 0's, and the others get one that goes with them.
     """
+    show_if_asked(task.settings)
+    directory = pathlib.Path(hosts.on_first(lambda: str(_open_folder(task))))
+    return hosts.own_folder(directory)
+
+
+def _open_folder(task: Task) -> pathlib.Path:
     settings = task.settings
-    show_if_asked(settings)
     directory = pathlib.Path(settings.dir or _new_name(task))
     path = directory / "flags.json"
     content = cmd_args_utils.about_the_run(settings) | {
@@ -182,7 +194,8 @@ def execute(
     print(
         f"{task.method}: {settings.model_name} ({trees.size(task.log_joint.shapes):,} parameters) "
         f"on {dataset.name} ({len(dataset.y_train):,} training rows), {num_chains} chain(s), "
-        f"{jax.device_count()} {jax.devices()[0].device_kind} device(s), in {directory}",
+        f"{jax.device_count()} {jax.devices()[0].device_kind} device(s)"
+        f"{f' of {jax.process_count()} processes' if hosts.are_several() else ''}, in {directory}",
         flush=True,
     )
     problem_files.write(directory, describe(task, num_chains, loop.get("num_draws", 1)))
@@ -204,6 +217,9 @@ def execute(
         **loop,
     )
     result = run.finish(change_draws)
+    if not hosts.is_first():
+        return
+    hosts.go_on_alone()
     files.write_arrays(
         directory / "predictions.npz",
         test_predictions=result.test_predictions.flat_outputs,

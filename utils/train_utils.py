@@ -7,6 +7,7 @@ uninterrupted one bit for bit.
 """
 
 import dataclasses
+import math
 import pathlib
 import time
 import weakref
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import metrics
@@ -23,7 +23,7 @@ from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, State
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, checkpoint_utils, devices, locks
+from haiku_posteriors.utils import chains, checkpoint_utils, devices, hosts, locks, signals
 from haiku_posteriors.utils.collection import Collection
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.draws import DrawStore
@@ -158,9 +158,12 @@ class Run:
         num_collections = sum(map(self._collects, range(1, num_steps + 1)))
         if not num_collections:
             raise UserError(f"No draws would be collected in {num_steps} {unit}s; run longer.")
-        self._directory, self._unit = directory, unit
+        self._saves, self._unit = directory is not None, unit
+        directory = directory if hosts.is_first() else None
+        self._directory = directory
         self._release: Callable[[], object] = lambda: None
-        if directory and locks.hold(directory):  # else who holds it already releases it
+        is_new = hosts.on_first(lambda: directory is not None and locks.hold(directory))
+        if directory and is_new:  # else who holds it already releases it
             self._release = weakref.finalize(self, locks.release, directory)
         mesh = devices.make_mesh(num_chains)
         self._program = chains.compile_method(method, seed, num_chains, mesh, purposes, is_finished)
@@ -169,28 +172,33 @@ class Run:
         self._draws_expected: int | None = None  # by the checkpoint, of an earlier session
         self._last_save = time.monotonic()
         self._warned = not expects_spread
+        if hosts.are_several():  # arrays of this process alone are none of a program of all
+            initial_params = devices.to_host(initial_params)
         state = jax.eval_shape(self._program.init, initial_params)
         devices.refuse_too_large(devices.num_bytes(state), f"The state of {num_chains} chain(s)")
         self.step, self.state = 0, self._program.init(initial_params)
-        remarks = self._resume(mesh) if directory else []
+        remarks = self._resume() if self._saves else []
         self._store = DrawStore(directory, log_joint.shapes, num_collections * num_draws)
         self._collection = Collection(
-            log_joint, dataset, self._program, purposes, mesh, num_chains, num_draws, self._store
+            log_joint,
+            dataset,
+            method.in_minibatches,
+            self._program,
+            purposes,
+            mesh,
+            num_chains,
+            num_draws,
+            self._store,
         )
         self._train, self.test_targets = self._collection.train, self._collection.test_targets
-        if self._draws_expected not in (None, self._store.num_draws):
-            raise UserError(
-                f"{directory} is damaged: its checkpoint at {unit} {self.step} tells of "
-                f"{self._draws_expected} draws of each chain, and draws/ holds "
-                f"{self._store.num_draws}. Put the missing files back, or use another --dir."
-            )
+        hosts.on_first(self._refuse_missing_draws)
         self.log = RunLog(
             directory,
             total=num_steps,
             unit=unit,
             start=self.step,
             tabulate_freq=tabulate_freq,
-            quiet=quiet,
+            quiet=quiet or not hosts.is_first(),
         )
         self._history = (
             JsonLines(directory / "history.jsonl" if directory else None, self.step)
@@ -226,14 +234,17 @@ class Run:
     def _finish_steps(self) -> None:
         try:
             if not self._is_over():
-                with Interruption() as interruption:
+                # Several processes can save what all of them have finished, and no less.
+                grace = math.inf if hosts.are_several() else signals.GRACE_SECONDS
+                with Interruption(grace) as interruption:
                     self._run_steps(interruption)
         except Interrupted as request:
             self._save()
             request.directory = self._directory
             raise
         except BrokenPipeError:  # nobody reads what the run says
-            self._save()
+            if not hosts.are_several():  # the others know nothing of it and cannot take part
+                self._save()
             raise
         finally:
             self.log.close()
@@ -241,7 +252,8 @@ class Run:
     def _change_draws(self, change: Callable[[State, Params], Params]) -> None:
         started = time.monotonic()
         # Sampled again, not taken from the disk: there they may have been changed already.
-        draws = change(self.state, self._collection.sample_again(self.state, self.step))
+        state = devices.to_host(self.state) if hosts.are_several() else self.state
+        draws = change(state, self._collection.sample_again(self.state, self.step))
         self._save(draws_are_there=False)
         self._store.clear()
         self._collection.keep(draws, self.step)
@@ -260,8 +272,11 @@ class Run:
             if not self._history:
                 pace = SECONDS_PER_CALL / max(elapsed, 1e-6)
                 steps_per_call = max(1, int((self.step - first) * min(pace, 8.0)))
+                steps_per_call = hosts.share(steps_per_call)
             self._events(info)
-            interruption.check()
+            signal_number = hosts.largest(interruption.received)
+            if signal_number:
+                raise Interrupted(signal_number)
 
     def _makes_no_step(self) -> bool:
         is_finished = self._is_finished is not None and bool(self._is_finished(self.state))
@@ -275,11 +290,13 @@ class Run:
         if self._enough is None or not self._enough.is_asked(self.step):
             return False
         if self._last_answer[0] != self.step:
-            predictions = self._collection.predictions()
-            assert self._history is not None and predictions is not None
-            answer = self._enough.is_enough(predictions, _stack(self._history.rows))
-            self._last_answer = (self.step, answer)
+            self._last_answer = (self.step, hosts.on_first(self._ask_whether_enough))
         return self._last_answer[1]
+
+    def _ask_whether_enough(self) -> bool:
+        predictions = self._collection.predictions()
+        assert self._enough and self._history is not None and predictions is not None
+        return bool(self._enough.is_enough(predictions, _stack(self._history.rows)))
 
     def _compile(self) -> jax.stages.Compiled:
         """The program of the steps for these shapes and no others: it cannot compile again."""
@@ -333,7 +350,9 @@ class Run:
         return last or step % self._eval_freq == 0 or step % self._save_freq == 0
 
     def _collects_now(self) -> bool:
-        return self._collects(self.step) or (self._makes_no_step() and self._store.is_empty())
+        if self._collects(self.step):
+            return True
+        return self._makes_no_step() and hosts.share(self._store.is_empty())
 
     def _events(self, info: Mapping[str, Any]) -> None:
         shown = {name: float(np.mean(info[name])) for name in ("log_joint", *self._show)}
@@ -348,12 +367,16 @@ class Run:
         if last or self.step % self._eval_freq == 0:
             self._evaluate(info, collects)
         overdue = started - self._last_save > SAVE_SECONDS
-        if last or overdue or self._store.is_full() or self.step % self._save_freq == 0:
+        due = last or self.step % self._save_freq == 0
+        if due or hosts.share(overdue or self._store.is_full()):
             self._save()
         self._seconds += time.monotonic() - started
 
     def _evaluate(self, info: Mapping[str, Any], just_collected: bool) -> None:
-        found, columns, num_draws = self._collection.evaluate(self.state, self.step, just_collected)
+        evaluated = self._collection.evaluate(self.state, self.step, just_collected)
+        if evaluated is None:
+            return
+        found, columns, num_draws = evaluated
         values = {name: float(np.mean(value)) for name, value in info.items()} | found
         values["seconds"] = self._seconds
         shown = ["log_joint", *self._show, *columns, "disagreement", "seconds"]
@@ -371,30 +394,47 @@ class Run:
     def _save(self, draws_are_there: bool = True) -> None:
         """Draws first, then the checkpoint that says they are there."""
         self._last_save = time.monotonic()
-        if self._directory is None:
+        if not self._saves:
             return
-        self._store.flush(self.step)
-        checkpoint_utils.save_checkpoint(
-            self._directory / "checkpoints",
-            self.step,
-            devices.to_host(self.state),
-            {
-                "seconds": repr(self._seconds),
-                "draws": str(self._store.num_draws) if draws_are_there else "",
-            },
-        )
+        state = devices.to_first_host(self.state)
+        if self._directory:
+            self._store.flush(self.step)
+            checkpoint_utils.save_checkpoint(
+                self._directory / "checkpoints",
+                self.step,
+                state,
+                {
+                    "seconds": repr(self._seconds),
+                    "draws": str(self._store.num_draws) if draws_are_there else "",
+                },
+            )
         self.log.flush()
+        hosts.share(True)  # nobody goes on, or ends, before it is written
 
-    def _resume(self, mesh: Mesh) -> list[str]:
+    def _resume(self) -> list[str]:
         """Takes up the newest checkpoint; sentences on what to know about it."""
-        assert self._directory is not None
-        found = checkpoint_utils.load_newest_checkpoint(self._directory / "checkpoints", self.state)
+        loaded: list[Any] = []
+
+        def load() -> tuple[int, dict[str, str], list[str]] | None:
+            assert self._directory is not None
+            found = checkpoint_utils.load_newest_checkpoint(
+                self._directory / "checkpoints", self.state
+            )
+            if found is None:
+                return None
+            step, state, metadata, damage = found
+            loaded.append(state)
+            checkpoint_utils.drop_draws_after(self._directory / "draws", step)
+            return step, metadata, damage
+
+        found = hosts.on_first(load)
         if found is None:
             return []
-        self.step, state, metadata, damage = found
+        self.step, metadata, damage = found
         self._seconds = float(metadata["seconds"])
-        self.state = jax.device_put(state, devices.chain_sharding(mesh))
-        checkpoint_utils.drop_draws_after(self._directory / "draws", self.step)
+        state = hosts.share_arrays(loaded[0] if loaded else None, self.state)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        self.state = devices.put(state, shardings)
         self._draws_expected = int(metadata["draws"]) if metadata.get("draws") else None
         remarks = [f"{sentence} The checkpoint before it is used." for sentence in damage]
         if metadata.get("version", __version__) != __version__:
@@ -404,19 +444,30 @@ class Run:
             )
         return remarks
 
+    def _refuse_missing_draws(self) -> None:
+        if self._draws_expected not in (None, self._store.num_draws):
+            raise UserError(
+                f"{self._directory} is damaged: its checkpoint at {self._unit} {self.step} tells "
+                f"of {self._draws_expected} draws of each chain, and draws/ holds "
+                f"{self._store.num_draws}. Put the missing files back, or use another --dir."
+            )
+
     def _result(self) -> RunResult:
+        """All of it on process 0; on others the state is, and the rest is empty."""
         info = jax.eval_shape(self._program.run, self.state, self._train, 0, 1)[1]
         predictions = self._collection.predictions()
-        assert predictions is not None
+        if predictions is None:
+            assert not hosts.is_first()
+            predictions = Predictions(self.dataset.task, np.empty((0, 0, 0)))
         return RunResult(
             self._store,
             predictions,
-            metrics.of_predictions(predictions),
-            metrics.mean_over_draws(predictions),
+            metrics.of_predictions(predictions) if hosts.is_first() else {},
+            metrics.mean_over_draws(predictions) if hosts.is_first() else {},
             self._collection.train_metrics(),
             *self._collection.train_log_likelihoods(),
             devices.to_host(self.state),
-            {} if self._history is None else _stack(self._history.rows),
+            {} if self._history is None or not hosts.is_first() else _stack(self._history.rows),
             self.step * int(np.prod(info["log_joint"].shape[1:])),
             self._seconds,
         )

@@ -303,7 +303,7 @@ def implicit_vi(
         drawn = jax.vmap(lambda z, e: weights_at(generator, state.sampler, z, e)[2])(*z_and_e)
         return trees.merge(drawn, repeat(state.sampler.point, num_draws))
 
-    return Method(init, step, sample)
+    return Method(init, step, sample, in_minibatches=True)
 
 
 def _info(terms: ImplicitTerms, has_upper: bool) -> Info:

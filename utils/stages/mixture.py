@@ -1,5 +1,7 @@
 """Several implicit posteriors as one (`core.implicit.mixtures`): their ELBOs, and draws."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,13 +43,15 @@ def member_elbos(
     pieces = log_joint.num_microbatches
     data = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
     at_once = min(num_draws, DRAWS_AT_ONCE)
+    place = devices.draw_placement(mesh, at_once)
+    samplers = devices.place_chains(samplers, mesh)
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=devices.replicated(mesh))
     def elbos(samplers: Sampler, data: Data, part: jax.Array) -> jax.Array:
         def elbo(sampler: Sampler, member: jax.Array) -> jax.Array:
             key = chains.chain_key(seed, chains.EVIDENCE, part, member)
             terms, _ = implicit_vi.evidence_terms(
-                key, log_joint, generator, estimator, sampler, data, at_once
+                key, log_joint, generator, estimator, sampler, data, at_once, place=place
             )
             return terms.elbo
 

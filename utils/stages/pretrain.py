@@ -38,7 +38,8 @@ def pretrain(
     keys = jax.vmap(lambda chain: chains.chain_key(seed, chains.PRETRAIN_INIT, 0, chain))(
         np.arange(total)
     )
-    state, sign = program.init(jax.vmap(log_joint.init)(keys)), Sign(say)
+    starts = devices.to_host(jax.vmap(log_joint.init)(keys))
+    state, sign = program.init(starts), Sign(say)
     pieces = np.unique(np.linspace(0, num_epochs, PIECES + 1).astype(int)).tolist()
     for first, last in itertools.pairwise(pieces):
         state, info, finite, _ = program.run(state, data, first, last)

@@ -72,7 +72,7 @@ def refine(
             state, info, *_ = program.run(state, data, iteration, iteration + 1)
             jax.block_until_ready(state)
             sign(f"Refinement: transition {iteration + 1} of the pilot ...")
-        step_size = float(np.median(state.step_size))
+        step_size = float(np.median(devices.to_host(state.step_size)))
         num_steps = int(np.max(info["num_leapfrog_steps"]))
         trajectory_len = step_size * num_steps
         say(

@@ -1,0 +1,172 @@
+"""Several processes over loopback: the same results, and what happens when one goes away."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import program
+import pytest
+
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils import checkpoint_utils, hosts
+
+RUNS = {
+    "run_sgd.py": "--num_members=2 --num_epochs=20 --batch_size=32 --eval_freq=10 --save_freq=4",
+    "run_hmc.py": "--num_chains=1 --num_iterations=6 --step_size=1e-3 --trajectory_len=3e-3",
+    "run_sgmcmc.py": "--num_chains=2 --num_epochs=20 --num_burnin_epochs=10 --ensemble_freq=5",
+    "run_vi.py": "--num_epochs=20 --vi_ensemble_size=4 --eval_freq=10",
+    "run_implicit.py": "--num_epochs=4 --num_draws=4 --num_samples=2 --num_elbo_draws=4 "
+    "--pretrain_epochs=2 --pretrain_starts=2 --generator=generator.yaml",
+}
+LONG = "--num_members=2 --num_epochs=4000 --batch_size=32 --eval_freq=2000 --save_freq=20"
+GENERATOR = "kind: mlp\nlatent_size: 2\nhidden_sizes: [4]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("127.0.0.1:1", 2, None), "coordinator_address, num_processes and process_id, all three"),
+        ((None, None, 1), "coordinator_address=auto takes them from the cluster"),
+        (("127.0.0.1:1", 2, 2), "process_id must lie between 0 and 1, not 2"),
+        (("nowhere", 2, 0), "'nowhere' is not of the form host:port"),
+    ],
+)
+def test_what_does_not_describe_several_processes_is_refused(arguments, sentence):
+    with pytest.raises(UserError, match=sentence):
+        hosts.start(*arguments)
+
+
+def test_one_process_agrees_with_itself():
+    assert hosts.is_first() and not hosts.are_several()
+    assert hosts.share({"a": 1}) == {"a": 1}
+    assert hosts.largest(3) == 3
+    assert hosts.on_first(lambda: 4) == 4
+
+
+def start(num_processes, script, *flags, num_devices=1):
+    """The processes of a run, process 0 first."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = program.ENVIRONMENT | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
+        "NPROC": "16",
+        "PYTHONPATH": str(program.ROOT),
+    }
+    several = [f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={num_processes}"]
+    return [
+        subprocess.Popen(
+            [sys.executable, script, *flags, *several, f"--process_id={index}"],
+            cwd=program.ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(num_processes)
+    ]
+
+
+def end(processes, timeout=900):
+    """Exit codes, standard outputs and standard errors."""
+    try:
+        told = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], *zip(*told, strict=True)
+
+
+def succeed(num_processes, script, *flags, **options):
+    codes, out, err = end(start(num_processes, script, *flags, **options))
+    assert codes == [0] * num_processes, err
+    return out
+
+
+def wait_for_checkpoint(directory, processes):
+    while not list(directory.glob("checkpoints/*.safetensors")):
+        assert all(process.poll() is None for process in processes), end(processes)
+        time.sleep(0.05)
+
+
+def assert_close_outcomes(first, second):
+    """Draws and predictions to rounding in float64."""
+    for ours, theirs in zip(program.outcome(first)[1:], program.outcome(second)[1:], strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", RUNS)
+def test_two_processes_give_what_one_gives(script, tmp_path):
+    (tmp_path / "generator.yaml").write_text(GENERATOR)
+    flags = [*RUNS[script].replace("generator.yaml", f"{tmp_path}/generator.yaml").split()]
+    flags += ["--use_float64"]
+    program.succeed(script, *flags, f"--dir={tmp_path / 'one'}")
+    out = succeed(2, script, *flags, f"--dir={tmp_path / 'two'}")
+    assert "2 cpu device(s) of 2 processes" in out[0]
+    assert out[1] == ""
+    assert_close_outcomes(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_four_processes_of_two_devices_give_what_one_gives(tmp_path):
+    flags = [*RUNS["run_sgd.py"].split(), "--use_float64"]
+    program.succeed("run_sgd.py", *flags, f"--dir={tmp_path / 'one'}")
+    mesh = "--mesh=chain:2,data:4"
+    succeed(4, "run_sgd.py", *flags, mesh, f"--dir={tmp_path / 'four'}", num_devices=2)
+    assert_close_outcomes(tmp_path / "one", tmp_path / "four")
+
+
+@pytest.mark.slow
+def test_one_killed_ends_the_other_and_the_same_command_goes_on(tmp_path):
+    """Again with two processes, and then with one: all end as if nothing had happened."""
+    flags = [*LONG.split(), "--use_float64"]
+    program.succeed("run_sgd.py", *flags, f"--dir={tmp_path / 'one'}")
+    directory = tmp_path / "two"
+    for victim in (1, 0):
+        processes = start(2, "run_sgd.py", *flags, f"--dir={directory}")
+        wait_for_checkpoint(directory, processes)
+        processes[victim].kill()
+        killed = time.monotonic()
+        codes, _, err = end(processes)
+        assert time.monotonic() - killed < 2 * hosts.HEARTBEAT_SECONDS
+        assert codes[victim] == -signal.SIGKILL
+        assert codes[1 - victim] != 0
+        if victim == 1:
+            assert codes[0] == hosts.EXIT_LOST
+            assert "Start the same command again on all" in err[0]
+            assert "Traceback" not in err[0]
+    before = checkpoint_utils._checkpoints(directory / "checkpoints")
+    assert before
+    succeed(2, "run_sgd.py", *flags, f"--dir={directory}")
+    assert_close_outcomes(tmp_path / "one", directory)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_ends_both_after_a_checkpoint_and_one_process_goes_on(tmp_path):
+    flags = [*LONG.split(), "--use_float64"]
+    program.succeed("run_sgd.py", *flags, f"--dir={tmp_path / 'one'}")
+    directory = tmp_path / "two"
+    processes = start(2, "run_sgd.py", *flags, f"--dir={directory}")
+    wait_for_checkpoint(directory, processes)
+    os.kill(processes[1].pid, signal.SIGTERM)
+    codes, out, _ = end(processes)
+    assert codes == [128 + signal.SIGTERM] * 2
+    assert "Stopped by SIGTERM; to go on:" in out[0]
+    out = program.succeed("run_sgd.py", *flags, f"--dir={directory}")
+    assert "Going on from the checkpoint" in out
+    assert_close_outcomes(tmp_path / "one", directory)
+
+
+@pytest.mark.slow
+def test_what_process_0_refuses_ends_all(tmp_path):
+    (tmp_path / "something").write_text("of somebody else's")
+    codes, _, err = end(start(2, "run_sgd.py", f"--dir={tmp_path}"))
+    assert codes == [2, 2]
+    assert "holds no run; use another --dir" in err[0]
