@@ -20,7 +20,7 @@ REFERENCE = "hmc"
 # The longest first: two run at a time. A method is one line here.
 METHODS = {
     "hmc": ("run_hmc.py",),
-    "implicit": ("run_implicit.py", "--num_draws=400"),
+    "implicit": ("run_implicit.py", "--num_draws=200", "--refine=mclmc", "--refine_steps=4000"),
     "sghmc": ("run_sgmcmc.py",),
     "vi": ("run_vi.py", "--vi_ensemble_size=400"),
     "dropout": ("run_vi.py", "--method=mc_dropout", "--vi_ensemble_size=400"),

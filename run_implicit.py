@@ -1,17 +1,17 @@
-"""Implicit variational inference: a neural sampler of weights, with bounds of its entropy.
+"""Implicit variational inference: a neural sampler of weights, and a lower bound of the evidence.
 
 python run_implicit.py                                    embedded toy regression
-python run_implicit.py --refine_iterations=10             each draw moved by HMC
-python run_implicit.py --entropy=singular_value           the bound of arXiv 2310.06643
+python run_implicit.py --refine=mclmc                     each draw moved by 1,000 gradients
+python run_implicit.py --objective=hierarchical           trained on a bound, with an encoder
+python run_implicit.py --entropy=singular_value           the estimator of arXiv 2310.06643
 python run_implicit.py --dataset_name=digits --generator=configs/mnist_mlp.yaml
 """
 
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
-import numpy as np
 import optax
 
 from haiku_posteriors.core import sgd, vi
@@ -55,21 +55,32 @@ GENERATOR = (
     ),
     Flag("learn_noise_scale", "bool", True, "Learn the noise scale of every weight."),
 )
-OBJECTIVE = (
+LINEARISED = (
     Flag(
         "entropy",
         "enum",
         None,
-        "Estimator of the entropy.",
+        "Estimator of the linearised entropy's log-determinant.",
         "exact or, for large latents, lanczos",
         choices=implicit_vi.ENTROPY_ESTIMATORS,
     ),
     Flag("entropy_steps", "integer", 20, "Steps of lanczos or singular_value.", lower_bound=1),
     Flag("entropy_probes", "integer", 1, "Probes of lanczos for each draw.", lower_bound=1),
     Flag("entropy_warm_start", "bool", False, "singular_value: start from the last vectors."),
+)
+OBJECTIVE = (
+    Flag(
+        "objective",
+        "enum",
+        "linearised",
+        "Entropy in what is maximised: of the linearised generator (no bound), or a lower bound by "
+        "an encoder.",
+        choices=implicit_vi.ENTROPIES,
+    ),
+    *LINEARISED,
     Flag("num_samples", "integer", 8, "Draws of the latent per minibatch.", lower_bound=1),
-    Flag("entropy_weight", "float", 1.0, "Factor of the entropy; 1 for the ELBO.", lower_bound=0),
-    Flag("prior_weight", "float", 1.0, "Factor of the log-prior; 1 for the ELBO.", lower_bound=0),
+    Flag("entropy_weight", "float", 1.0, "Factor of the entropy.", lower_bound=0),
+    Flag("prior_weight", "float", 1.0, "Factor of the log-prior.", lower_bound=0),
     Flag(
         "annealing_epochs",
         "float",
@@ -90,7 +101,7 @@ OBJECTIVE = (
         "clip_gradient",
         "float",
         0.1,
-        "Maximum norm of the gradient of ELBO / N; 0 for any.",
+        "Maximum norm of the gradient of objective / N; 0 for any.",
         lower_bound=0,
     ),
 )
@@ -138,28 +149,27 @@ DRAWS = (
         choices=mixtures.WEIGHTS,
     ),
     Flag(
-        "num_elbo_draws",
+        "evidence",
+        "enum",
+        "hierarchical",
+        "What is said of log p(D) at the end: a lower bound, or the linearised estimate, which is "
+        "none.",
+        choices=tuple(reversed(implicit_vi.ENTROPIES)),
+    ),
+    Flag(
+        "num_evidence_draws",
         "integer",
         None,
-        "Draws for the final ELBO on all data; 0 for none.",
+        "Draws for it, on all data; 0 for none.",
         "200 for small networks, else 0",
         lower_bound=0,
     ),
     Flag(
-        "refine_iterations",
+        "num_inner_draws",
         "integer",
-        0,
-        "HMC transitions by which each draw is moved.",
+        100,
+        "hierarchical: K, draws of the reverse model for each of these; more tighten the bound.",
         lower_bound=0,
-    ),
-    Flag("refine_step_size", "float", None, "Leapfrog step of these.", "adapted", above=0),
-    Flag(
-        "refine_trajectory_len",
-        "float",
-        None,
-        "Trajectory length of these.",
-        "as in run_hmc.py",
-        above=0,
     ),
 )
 GROUPS = {
@@ -169,6 +179,7 @@ GROUPS = {
     "Objective": OBJECTIVE,
     "Start": START,
     "Draws": DRAWS,
+    "Refinement": cmd_args_utils.REFINEMENT,
 }
 
 
@@ -190,7 +201,9 @@ def run(settings: Settings) -> None:
         num_steps=settings.num_epochs,
         initial_params=find_starts(task, directory),
         num_draws=settings.num_draws,
-        change_draws=functools.partial(final_draws, task, directory, generator, method),
+        change_draws=functools.partial(
+            final_draws, task, directory, generator, method, refine.stage(task, directory)
+        ),
     )
 
 
@@ -211,13 +224,18 @@ def make_generator(task: Task) -> Generator:
 def complete(settings: Settings, generator: Generator) -> Settings:
     """Fills in what depends on the generator, and refuses what contradicts itself."""
     small = generator.num_weights <= generators.MLP_LIMIT
-    settings = settings.fill({"num_elbo_draws": 200 if small else 0}, "by the number of weights")
+    settings = settings.fill(
+        {"num_evidence_draws": 200 if small else 0}, "by the number of weights"
+    )
     estimator = implicit_vi.default_estimator(generator)
     settings = settings.fill({"entropy": estimator}, "by the latent size")
-    if settings.num_elbo_draws == 1:
-        raise UserError("One draw gives no error of the ELBO: num_elbo_draws must be 0 or above 1.")
-    if settings.member_weights == "elbo" and not settings.num_elbo_draws:
-        raise UserError("Weights by ELBO need its value: give num_elbo_draws.")
+    if settings.num_evidence_draws == 1:
+        raise UserError("One draw gives no error: num_evidence_draws must be 0 or above 1.")
+    if settings.member_weights == "evidence" and not settings.num_evidence_draws:
+        raise UserError("Weights by evidence need its value: give num_evidence_draws.")
+    given = [flag.name for flag in LINEARISED if settings.was_given(flag.name)]
+    if given and "linearised" not in (settings.objective, settings.evidence):
+        raise UserError(f"{given[0]} is for the linearised entropy, which nothing here uses.")
     return settings
 
 
@@ -240,6 +258,7 @@ def make_method(task: Task, generator: Generator) -> Method:
         learn_noise_scale=settings.learn_noise_scale,
         start=samplers.Start(settings.start, settings.init_spread, settings.noise_scale),
         objective=implicit_vi.Objective(
+            settings.objective,
             settings.entropy_weight,
             settings.prior_weight,
             settings.annealing_start,
@@ -250,7 +269,7 @@ def make_method(task: Task, generator: Generator) -> Method:
 
 
 def make_estimator(settings: Settings) -> implicit_vi.Estimator:
-    """The estimator of the entropy that training uses."""
+    """The estimator of the linearised entropy that training uses."""
     return implicit_vi.Estimator(
         settings.entropy,
         settings.entropy_steps,
@@ -299,41 +318,42 @@ def final_draws(
     directory: pathlib.Path,
     generator: Generator,
     method: Method,
+    refined: Callable[[State, Params], Params] | None,
     state: State,
     draws: Params,
 ) -> Params:
-    """The draws of the end: members' ELBOs told, members weighed, draws refined."""
-    settings, log_joint, dataset = task.settings, task.log_joint, task.dataset
-    if settings.num_elbo_draws:
-        # What training estimates by a bound may be affordable once, at the end.
-        exact = generator.latent_size <= implicit_vi.EXACT_LIMIT
-        estimator = implicit_vi.Estimator("exact") if exact else make_estimator(settings)
-        arguments = (log_joint, dataset, generator, estimator, state.sampler)
-        elbos, errors = mixture.member_elbos(*arguments, settings.seed, settings.num_elbo_draws)
-        weights = mixtures.weigh(settings.member_weights, elbos)
-        print(mixture.describe_elbos(elbos, errors, weights))
+    """The draws of the end: members' evidence told, members weighed, draws refined."""
+    settings = task.settings
+    if settings.num_evidence_draws:
+        found = member_evidence(task, generator, state)
+        weights = mixtures.weigh(settings.member_weights, found.values)
+        print(mixture.describe(found, weights))
+        value, error = mixtures.of_mixture(found.values, found.errors, weights)
         evidence.write(
             directory,
-            "linearised ELBO, no bound",
-            weights @ elbos,  # of the mixture: at least this, see `mixtures.elbo_bounds`
-            np.sqrt(weights**2 @ errors**2),
-            values=elbos,
-            errors=errors,
+            found.kind,
+            value,
+            error,
+            values=found.values,
+            errors=found.errors,
             weights=weights,
         )
         if settings.member_weights != "even":
             draws = mixture.mixture_draws(method, state, weights, settings.num_draws, settings.seed)
-    if not settings.refine_iterations:
-        return draws
-    return refine.refine(
-        log_joint,
-        dataset,
-        draws,
-        seed=settings.seed,
-        num_iterations=settings.refine_iterations,
-        step_size=settings.refine_step_size,
-        trajectory_len=settings.refine_trajectory_len,
-    )
+    return refined(state, draws) if refined else draws
+
+
+def member_evidence(task: Task, generator: Generator, state: State) -> mixture.Evidence:
+    """What each member says of the evidence, as the flags ask for it."""
+    settings = task.settings
+    arguments = (task.log_joint, task.dataset, generator)
+    further = (state.sampler, settings.seed, settings.num_evidence_draws)
+    if settings.evidence == "hierarchical":
+        return mixture.hierarchical_bounds(*arguments, *further, settings.num_inner_draws)
+    # What training estimates may be affordable once, at the end.
+    exact = generator.latent_size <= implicit_vi.EXACT_LIMIT
+    estimator = implicit_vi.Estimator("exact") if exact else make_estimator(settings)
+    return mixture.linearised_estimates(*arguments, estimator, *further)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 python run_sgd.py                                      embedded toy regression
 python run_sgd.py --num_members=10                     a deep ensemble, in one program
+python run_sgd.py --num_members=50 --refine=mclmc      each moved to the posterior
 python run_sgd.py --dataset_name=digits --model_name=mlp_classification
 """
 
@@ -17,9 +18,15 @@ from haiku_posteriors.utils import (
 )
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.settings import Settings
+from haiku_posteriors.utils.stages import refine
 
 FLAGS = (Flag("num_members", "integer", 1, "Members of the deep ensemble.", lower_bound=1),)
-GROUPS = {**cmd_args_utils.PROBLEM, "Training": cmd_args_utils.OPTIMIZER, "Ensemble": FLAGS}
+GROUPS = {
+    **cmd_args_utils.PROBLEM,
+    "Training": cmd_args_utils.OPTIMIZER,
+    "Ensemble": FLAGS,
+    "Refinement": cmd_args_utils.REFINEMENT,
+}
 
 
 def run(settings: Settings) -> None:
@@ -31,13 +38,15 @@ def run(settings: Settings) -> None:
     starts = checkpoint_utils.load_starts(
         settings.init_checkpoint, log_joint.shapes, settings.num_members, "num_members"
     )
+    directory = tasks.open_folder(task)
     tasks.execute(
         task,
-        tasks.open_folder(task),
+        directory,
         sgd.sgd(log_joint, optimizer, settings.batch_size),
         num_chains=settings.num_members,
         num_steps=settings.num_epochs,
         initial_params=starts,
+        change_draws=refine.stage(task, directory),
     )
 
 

@@ -4,6 +4,7 @@ python run_vi.py                                    embedded toy regression, a G
 python run_vi.py --vi_estimator=flipout             noise of other signs for every row
 python run_vi.py --method=mc_dropout --dropout_rate=0.1
 python run_vi.py --method=map
+python run_vi.py --vi_ensemble_size=100 --refine=mclmc   each draw moved to the posterior
 """
 
 import pathlib
@@ -25,6 +26,7 @@ from haiku_posteriors.utils import (
 )
 from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
 from haiku_posteriors.utils.settings import Settings
+from haiku_posteriors.utils.stages import refine
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
@@ -85,6 +87,7 @@ GROUPS = {
     "Approximation": FLAGS,
     "Mean-field VI": VI_FLAGS,
     "MC dropout": DROPOUT_FLAGS,
+    "Refinement": cmd_args_utils.REFINEMENT,
 }
 
 
@@ -161,14 +164,16 @@ def run(settings: Settings) -> None:
         settings.num_members,
         "num_members",
     )
+    directory = tasks.open_folder(task)
     tasks.execute(
         task,
-        tasks.open_folder(task),
+        directory,
         method,
         num_chains=settings.num_members,
         num_steps=settings.num_epochs,
         initial_params=starts,
         num_draws=1 if task.method == "map" else settings.vi_ensemble_size,
+        change_draws=refine.stage(task, directory),
         judge=report_prior_scales if task.method == "vi" else None,
     )
 

@@ -204,7 +204,8 @@ def wide_resnet() -> None:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             print(
                 f"{name} step {number}: {time.perf_counter() - started:.1f} s"
-                f"{' with compilation' if number == 0 else ''}, elbo {found['elbo']:.6g}, "
+                f"{' with compilation' if number == 0 else ''}, "
+                f"linearised estimate {found['linearised_estimate']:.6g}, "
                 f"entropy {found['entropy']:.6g}, smallest singular value "
                 f"{found['smallest_singular_value']:.3g}, residual {found['residual']:.3g}; "
                 f"peak memory {peak:.2f} GiB",

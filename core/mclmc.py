@@ -68,6 +68,7 @@ def mclmc(
     target_accept: float = 0.8,
     step_size: float | None = None,
     trajectory_length: float | None = None,
+    decoherence_length: float | None = None,
     num_burn_in: int = 100,
     adapt_mass_matrix: bool | None = None,
     max_num_leapfrog_steps: int = 10_000,
@@ -89,8 +90,9 @@ def mclmc(
         adapted step size aims at.
       target_accept: adjusted: the mean acceptance probability that it aims at.
       step_size: in the units of HMC's; adapted in burn-in when None.
-      trajectory_length: of a transition, and L; by default that of HMC. Adjusted transitions vary
-        in length by trajectories.DEFAULT_JITTER, as HMC's.
+      trajectory_length: of a transition; by default that of HMC. Adjusted transitions vary in
+        length by trajectories.DEFAULT_JITTER, as HMC's.
+      decoherence_length: unadjusted: L; by default the transition's length.
       num_burn_in: transitions in which step size and masses are adapted.
       adapt_mass_matrix: whether to set a diagonal mass matrix; by default if the step size is
         adapted, too, in a burn-in of at least
@@ -126,7 +128,8 @@ def mclmc(
         max_num_leapfrog_steps=max_num_leapfrog_steps,
     )
     num_dimensions = trees.size(log_joint.random_shapes)
-    check_positive(energy_variance=energy_variance)
+    decoherence = plan.trajectory.length if decoherence_length is None else decoherence_length
+    check_positive(energy_variance=energy_variance, decoherence_length=decoherence)
     if num_dimensions < 2:
         raise UserError(
             "Microcanonical dynamics need at least two random parameters, since a velocity of "
@@ -163,7 +166,7 @@ def mclmc(
             step_size=size,
             inverse_mass=state.inverse_mass,
             num_steps=num_steps,
-            decoherence_length=None if adjusted else plan.trajectory.length,
+            decoherence_length=None if adjusted else decoherence,
             progress=progress,
         )
         value = log_joint(params, data)

@@ -57,9 +57,9 @@ RUNS = {
     ),
     run_implicit: (
         "--num_epochs=60 --pretrain_epochs=50 --eval_freq=30 --save_freq=20 --num_members=2 "
-        "--member_weights=elbo --num_draws=4 --num_elbo_draws=20 --generator=configs/toy.yaml "
-        "--entropy=lanczos --refine_iterations=2 --refine_step_size=1e-3 "
-        "--refine_trajectory_len=0.02 --annealing_epochs=10 --clip_gradient=1 --pretrain_starts=3"
+        "--member_weights=evidence --num_draws=4 --num_evidence_draws=20 --num_inner_draws=5 "
+        "--generator=configs/toy.yaml --entropy=lanczos --refine_steps=60 "
+        "--annealing_epochs=10 --clip_gradient=1 --pretrain_starts=3"
     ),
 }
 
@@ -188,16 +188,21 @@ def test_run_vi_says_what_it_covers_and_learned(tmp_path, capsys):
 
 
 def test_run_implicit_says_what_it_does(tmp_path, capsys):
-    one = " --num_members=1 --member_weights=even --num_elbo_draws=0 --num_draws=8"
+    one = " --num_members=1 --member_weights=even --num_evidence_draws=0 --num_draws=8"
     run_here(run_implicit, RUNS[run_implicit] + one, tmp_path / "run")
     out = capsys.readouterr().out
     assert "17,535 parameters for 105 weights" in out
-    assert "Pretraining: 3 MAP solution(s), 50 epochs." in out and "Refinement 2/2" in out
+    assert "Pretraining: 3 MAP solution(s), 50 epochs." in out
+    assert "Refinement: 60 gradients for each of 8 draws by mclmc" in out
     last = read_rows(tmp_path / "run/metrics.jsonl")[-1]
-    logged = {"elbo", "entropy", "entropy_lower", "entropy_upper", "smallest_singular_value"}
-    assert logged <= last.keys() and last["entropy_lower"] < last["entropy_upper"]
+    logged = {"linearised_estimate", "entropy", "log_det_lower", "log_det_upper", "residual"}
+    assert logged <= last.keys() and last["log_det_lower"] < last["log_det_upper"]
     summary, draws, predictions = outcome(tmp_path / "run")
     assert summary["method"] == "implicit" and summary["num_draws"] == 8
+    refinement = summary["refinement"]
+    assert refinement["gradients_per_draw"] == 60 and refinement["gradients"] > 8 * 60
+    assert {name.split(",")[0] for name in refinement["bias"]} == {"predictions", "log-joint"}
+    assert "moved by 60 gradients" in (tmp_path / "run/report.html").read_text()
     assert predictions["test_predictions"].shape == (8, 128, 2)
     assert all(np.ptp(values, axis=1).min() > 0 for values in draws.values())
 
@@ -206,10 +211,13 @@ def test_run_implicit_says_what_it_does(tmp_path, capsys):
 def test_members_of_implicit_vi_are_weighed(whole):
     directory, out = whole(run_implicit)
     assert "Pretraining: 6 MAP solution(s), 50 epochs." in out
-    assert "The mixture's is between" in out
+    assert "Of the mixture of the members:" in out
     evidence = json.loads((directory / "evidence.json").read_text())
     assert sum(evidence["weights"]) == pytest.approx(1)
-    assert evidence["estimator"] == "linearised ELBO, no bound" and len(evidence["errors"]) == 2
+    assert (
+        evidence["estimator"] == "hierarchical lower bound, K = 100"
+        and len(evidence["errors"]) == 2
+    )
     assert evidence["value"] == pytest.approx(np.dot(evidence["weights"], evidence["values"]))
 
 
@@ -380,7 +388,7 @@ MISTAKES = {
         "--vi_checkpoint=x --start=prior": "vi_checkpoint is a start of its own",
         "--vi_checkpoint=nowhere --num_epochs=10": "nowhere holds no checkpoints",
         "--max_generator_parameters=50": "No generator of at most 50 parameters",
-        "--member_weights=elbo --num_elbo_draws=0": "give num_elbo_draws",
+        "--member_weights=evidence --num_evidence_draws=0": "give num_evidence_draws",
     },
 }
 

@@ -225,7 +225,7 @@ def test_the_default_run_of_vi_fits_the_toy_data(tmp_path):
 
 @pytest.mark.slow
 def test_implicit_vi_from_mean_field_does_not_end_below_it(tmp_path):
-    """The ELBO of run_vi.py's last evaluation, and the one on all data from its posterior on."""
+    """The ELBO of run_vi.py's last evaluation, and the bound on all data from its posterior on."""
     mean_field, ours = tmp_path / "vi", tmp_path / "implicit"
     problem = ["--dataset_name=toy_regression", "--model_name=logistic_regression"]
     problem += ["--num_epochs=2000", "--eval_freq=2000", "--save_freq=2000"]

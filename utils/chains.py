@@ -37,6 +37,8 @@ MAIN = Purposes()
 WARM_START = Purposes(11, 12, 13, 14)  # a loop before the loop
 SIMULATE = 15  # data sets from the prior
 PRIOR_PREDICTIVE = 16
+REFINEMENT = Purposes(17, REFINE, 18, 19)  # a loop after the loop
+ENCODER = 20
 
 
 def chain_key(seed: int, purpose: int, epoch: jax.Array | int, chain: jax.Array) -> jax.Array:

@@ -223,6 +223,25 @@ OPTIMIZER = (
     *MINIBATCHES,
     Flag("optimizer", "enum", None, "Optimizer.", BY_DATA, choices=OPTIMIZERS),
 )
+REFINEMENT = (
+    Flag(
+        "refine",
+        "enum",
+        None,
+        "How every draw of the end is moved towards the posterior.",
+        "not at all; mclmc if refine_steps is given",
+        choices=("mclmc", "hmc"),
+    ),
+    Flag(
+        "refine_steps",
+        "integer",
+        None,
+        "Gradients by which each draw is moved.",
+        "1,000 if refine is given",
+        lower_bound=1,
+    ),
+    Flag("refine_step_size", "float", None, "Step of these.", "found by a pilot", above=0),
+)
 CHAINS = (
     Flag("step_size", "float", None, "Leapfrog step size.", "adapted in burn-in", above=0),
     Flag(

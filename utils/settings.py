@@ -23,6 +23,7 @@ KNOWN_NOISE_STD = {"toy_regression": 0.3}
 SGMCMC_STEP_SIZES = {"None": 1e-6, "RMSprop": 1e-4}
 MAX_ITERATIONS, MAX_DRAW_BYTES = 8000, 4 * 10**9  # of chains that end by themselves
 WARM_START_UPDATES, WARM_START_BATCH_SIZE = 5000, 1000  # of Adam, in front of chains
+REFINE_STEPS = 1000  # gradients for each draw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,6 +323,10 @@ def resolve(method: str, settings: Settings) -> Settings:
         settings = _resolve_burn_in(settings)
     if method == "sgmcmc":
         settings = _resolve_sgmcmc_step_size(settings, defaults["preconditioner"][0])
+    if settings.values.get("refine_steps") is not None:
+        settings = settings.fill({"refine": "mclmc"}, "refine_steps was given")
+    if settings.values.get("refine") is not None:
+        settings = settings.fill({"refine_steps": REFINE_STEPS}, "refine was given")
     for name, (value, source) in defaults.items():
         settings = settings.fill({name: value}, source)
     if "num_epochs" not in settings.values:

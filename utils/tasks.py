@@ -241,6 +241,9 @@ def execute(
         "seed": settings.seed,
         "epochs": run.step,
     }
+    refinement = directory / "refinement.json"
+    if refinement.is_file():
+        facts["refinement"] = files.read_json(refinement)
     by_target = summary.metrics_by_target(result, dataset.form.target_names)
     if by_target:
         facts["test_by_target"] = by_target

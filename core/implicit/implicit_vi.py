@@ -2,18 +2,25 @@
 
     w = g(z) + s * e,        z ~ N(0, I_d),   e ~ N(0, I_D),   noise scales s in R^D
 
-    ELBO_T(q) = E[ log p_T(w, D) ] + H[q]
-    H[q] ~ E_z[ 1/2 logdet(I_d + B^T B) ] + sum_i log s_i + D/2 log(2 pi e),   B = diag(1/s) dg/dz
+    ELBO_T(q) = E[ log p_T(w, D) ] + H[q],        for H[q] one of
 
-(arXiv 2310.06643, there with one fixed s). The entropy is that of g linearised at z: exact where g
-is linear, too high where several z give the same w. Its log-determinant is computed by one of
-ENTROPY_ESTIMATORS, see `core.implicit.jacobian`. Minibatches weighted as in `core.data` estimate
+    linearised     E_z[ 1/2 logdet(I_d + B^T B) ] + sum_i log s_i + D/2 log(2 pi e)
+    hierarchical   E[ -log q(w, z) + log r(z | w) ]
+
+with B = diag(1/s) dg/dz. The first is arXiv 2310.06643, there with one fixed s: the entropy of g
+linearised at z, exact where g is linear, and no bound elsewhere. Where several z give the same w it
+is too high, without limit: training can raise it by folding g, and the sum may exceed log p_T(D).
+Its log-determinant is computed by one of ENTROPY_ESTIMATORS, see `core.implicit.jacobian`; what
+these say of bounds is said of the log-determinant. The second is at most H[q] for every reverse
+model r, here an encoder that is trained with g (`core.implicit.encoders`): the sum is a lower bound
+of log p_T(D), see `core.implicit.bounds`. Minibatches weighted as in `core.data` estimate
 likelihoods, and draws of (z, e) expectations; over e alone, a Gaussian prior's is taken in closed
 form.
 
-Target: the q of this family with the least KL(q || p_T(w | D)). With s learned for every weight the
-family contains mean-field VI (constant g) and Gaussians of covariance J J^T + diag(s)^2 (linear g);
-with a small fixed s, D - d directions of the weights have next to no spread.
+Target: the q of this family with the least KL(q || p_T(w | D)), as far as the entropy is right.
+With s learned for every weight the family contains mean-field VI (constant g) and Gaussians of
+covariance J J^T + diag(s)^2 (linear g); with a small fixed s, D - d directions of the weights have
+next to no spread.
 """
 
 import functools
@@ -27,7 +34,7 @@ import optax
 from haiku_posteriors.core import approximate_normals, trees, vi
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.errors import UserError, unknown_name
-from haiku_posteriors.core.implicit import generators, jacobian
+from haiku_posteriors.core.implicit import bounds, encoders, generators, jacobian
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.implicit.jacobian import LogDet
 from haiku_posteriors.core.implicit.samplers import (
@@ -41,12 +48,13 @@ from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize, repeat
 from haiku_posteriors.core.trees import Params
 
-ENTROPY_ESTIMATORS = ("exact", "singular_value", "lanczos")
+ENTROPIES = ("linearised", "hierarchical")
+ENTROPY_ESTIMATORS = ("exact", "singular_value", "lanczos")  # of the linearised one
 EXACT_LIMIT = 128  # latent size up to which `exact` is the default
 
 
 class Estimator(NamedTuple):
-    """How 1/2 logdet(I_d + B^T B) is estimated.
+    """How the linearised entropy's 1/2 logdet(I_d + B^T B) is estimated.
 
     Attributes:
       name: one of ENTROPY_ESTIMATORS.
@@ -62,15 +70,17 @@ class Estimator(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """What is maximised: a E[log p(D | w)] / T + b E[log p(w)] / T + c H[q]; the ELBO by default.
+    """What is maximised: a E[log p(D | w)] / T + b E[log p(w)] / T + c H; all 1 by default.
 
     Attributes:
+      entropy: of which kind H is, one of ENTROPIES.
       entropy_weight: c.
       prior_weight: b.
       annealing_start: a at the first minibatch, if it is annealed.
       annealing_steps: minibatches in which a grows to 1, by equal factors; 0 for a = 1.
     """
 
+    entropy: str = "linearised"
     entropy_weight: float = 1.0
     prior_weight: float = 1.0
     annealing_start: float = 1e-3
@@ -109,18 +119,18 @@ class ImplicitTerms(NamedTuple):
     Attributes:
       expected_log_likelihood: E[log p(D | w)] / T.
       expected_log_prior: E[log p(w)] / T.
-      entropy: H[q].
-      log_det: the estimate that the entropy contains.
+      entropy: H, of one of the ENTROPIES.
+      log_det: the estimate that the linearised entropy contains; None for the other.
     """
 
     expected_log_likelihood: jax.Array
     expected_log_prior: jax.Array
     entropy: jax.Array
-    log_det: LogDet
+    log_det: LogDet | None
 
     @property
-    def elbo(self) -> jax.Array:
-        """Their sum."""
+    def total(self) -> jax.Array:
+        """Their sum: a lower bound of log p_T(D) with the hierarchical entropy, and only then."""
         return self.expected_log_likelihood + self.expected_log_prior + self.entropy
 
 
@@ -128,20 +138,21 @@ def evidence_terms(
     rng_key: jax.Array,
     log_joint: LogJoint,
     generator: Generator,
-    estimator: Estimator,
+    estimator: Estimator | None,
     sampler: Sampler,
     data: Data,
     num_samples: int,
     vectors: jax.Array | None = None,
     place: Callable[[jax.Array], jax.Array] = lambda array: array,
 ) -> tuple[ImplicitTerms, jax.Array | None]:
-    """Differentiable estimates of the ELBO's terms, each at its own (z, e).
+    """Differentiable estimates of the objective's terms, each at its own (z, e).
 
     Args:
       rng_key: for z, e, probes and starting vectors.
       log_joint: the model.
       generator: g.
-      estimator: of the log-determinant.
+      estimator: of the linearised entropy's log-determinant; None for the hierarchical entropy, by
+        the sampler's encoder.
       sampler: where to evaluate.
       data: all data or a minibatch, with its weights.
       num_samples: draws of (z, e).
@@ -156,7 +167,9 @@ def evidence_terms(
     def function(z: jax.Array) -> Params:
         return generator.apply(sampler.generator, z)
 
-    def half_log_det(z: jax.Array, start: jax.Array | None) -> tuple[LogDet, jax.Array | None]:
+    def half_log_det(
+        estimator: Estimator, z: jax.Array, start: jax.Array | None
+    ) -> tuple[LogDet, jax.Array | None]:
         if estimator.name == "exact":
             return jacobian.exact(function, z, scales), None
         assert start is not None
@@ -169,18 +182,25 @@ def evidence_terms(
         mean, scale, drawn = weights_at(generator, sampler, z, e)
         log_likelihood = log_joint.log_likelihood(trees.merge(drawn, sampler.point), data)
         log_prior = log_joint.expected_log_prior(mean, scale, drawn)
-        log_det, end = half_log_det(z, start)
-        entropy = jacobian.linearised_entropy(log_det.value, sampler.log_scale, mean)
+        if estimator is None:
+            log_det, end, entropy = None, None, encoded_entropy(z, e)
+        else:
+            log_det, end = half_log_det(estimator, z, start)
+            entropy = jacobian.linearised_entropy(log_det.value, sampler.log_scale, mean)
         tempered = (log_likelihood / log_joint.temperature, log_prior / log_joint.temperature)
         return ImplicitTerms(*tempered, entropy, log_det), end
 
+    if estimator is None:
+        assert sampler.encoder is not None
+        make_reverse = encoders.encoded_reverse(sampler.encoder, generator.latent_size)
+        encoded_entropy = bounds.outer_entropy(generator, sampler, make_reverse)
     draw_key, start_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
     normal = functools.partial(approximate_normals.approximate_normal_like, draw_key)
     z, e = latents(normal, generator, sampler, num_samples)
-    if estimator.name == "lanczos":
+    if estimator is not None and estimator.name == "lanczos":
         signs = jacobian.sign_probes(start_key, num_samples * estimator.num_probes, z[0])
         vectors = signs.reshape(num_samples, estimator.num_probes, -1)
-    elif estimator.name == "singular_value" and vectors is None:
+    elif estimator is not None and estimator.name == "singular_value" and vectors is None:
         vectors = jax.random.normal(start_key, z.shape, z.dtype)
     return jax.vmap(terms_at)(*jax.tree.map(place, (z, e, vectors)))
 
@@ -203,26 +223,29 @@ def implicit_vi(
     objective: Objective = Objective(),  # noqa: B008
     place: Callable[[jax.Array], jax.Array] = lambda array: array,
 ) -> Method:
-    """Maximises the ELBO over g and s; one step is one epoch.
+    """Maximises the objective over g and s (and an encoder); one step is one epoch.
 
     Args:
       log_joint: the model.
-      optimizer: any optax transformation, of the gradient of -ELBO / N; Adam with a step size of
-        1e-3 by default.
+      optimizer: any optax transformation, of the gradient of -objective / N; Adam with a step size
+        of 1e-3 by default.
       batch_size: maximum rows per minibatch.
       generator: g; by default the one that `generators.automatic` describes.
-      estimator: of the log-determinant; that of `default_estimator` by default.
+      estimator: of the linearised entropy's log-determinant; that of `default_estimator` by
+        default.
       num_samples: draws of (z, e) per minibatch.
       learn_noise_scale: whether s is learned, one for every weight, or stays one fixed number.
       start: where g and s begin.
-      objective: weights and annealing; the ELBO by default.
+      objective: the entropy, weights and annealing.
       place: see `evidence_terms`; with it, devices share the draws of a step.
 
     Returns:
       The method; `init` also takes `vi.VariationalParams` for a start from mean-field VI. Infos
       are, at each minibatch: `log_joint`, `expected_log_likelihood`, `expected_log_prior`,
-      `entropy` and `elbo` (without any weights or annealing); `entropy_lower` and, where known,
-      `entropy_upper`; `smallest_singular_value` of B and `residual` of the estimator.
+      `entropy`, and their sum without any weights or annealing, which is called what it is:
+      `linearised_estimate` or `hierarchical_bound`. For the linearised entropy also
+      `log_det_lower` and, where known, `log_det_upper`, of 1/2 logdet A; `smallest_singular_value`
+      of B and `residual` of the estimator.
 
     Example, with `log_joint` and `data` as in `make_log_joint`:
 
@@ -239,6 +262,9 @@ def implicit_vi(
     if generator is None:
         shapes = log_joint.random_shapes
         generator = generators.make_generator(generators.automatic(shapes), shapes)
+    if objective.entropy not in ENTROPIES:
+        raise unknown_name("objective", objective.entropy, ENTROPIES)
+    is_linearised = objective.entropy == "linearised"
     estimator = Estimator(default_estimator(generator)) if estimator is None else estimator
     if estimator.name not in ENTROPY_ESTIMATORS:
         raise unknown_name("entropy", estimator.name, ENTROPY_ESTIMATORS)
@@ -248,7 +274,7 @@ def implicit_vi(
             f"annealing_start must be above 0 and at most 1, not {objective.annealing_start}."
         )
     optimizer = optax.adam(1e-3) if optimizer is None else optimizer
-    warm = estimator.name == "singular_value" and estimator.warm_start
+    warm = is_linearised and estimator.name == "singular_value" and estimator.warm_start
 
     def learned_part(sampler: Sampler) -> Sampler:
         return sampler if learn_noise_scale else sampler._replace(log_scale=None)
@@ -259,6 +285,11 @@ def implicit_vi(
         sampler = initial_sampler(
             generator_key, log_joint, generator, params, start, learn_noise_scale
         )
+        if not is_linearised:
+            dtype = jax.tree.leaves(sampler.log_scale)[0].dtype
+            encoder_key = jax.random.fold_in(rng_key, 3)
+            encoder = encoders.init_encoder(encoder_key, generator.latent_size, dtype)
+            sampler = sampler._replace(encoder=encoder)
         vectors = None
         if warm:
             shape = (num_samples, generator.latent_size)
@@ -274,7 +305,7 @@ def implicit_vi(
                 rng_key,
                 log_joint,
                 generator,
-                estimator,
+                estimator if is_linearised else None,
                 learned._replace(**fixed),
                 batch,
                 num_samples,
@@ -307,16 +338,19 @@ def implicit_vi(
 
 
 def _info(terms: ImplicitTerms, has_upper: bool) -> Info:
-    log_det = terms.log_det
-    rest = terms.entropy - log_det.value
     info = {
         "log_joint": terms.expected_log_likelihood + terms.expected_log_prior,
         "expected_log_likelihood": terms.expected_log_likelihood,
         "expected_log_prior": terms.expected_log_prior,
         "entropy": terms.entropy,
-        "elbo": terms.elbo,
-        "entropy_lower": rest + log_det.lower,
+    }
+    log_det = terms.log_det
+    if log_det is None:
+        return info | {"hierarchical_bound": terms.total}
+    info |= {
+        "linearised_estimate": terms.total,
+        "log_det_lower": log_det.lower,
         "smallest_singular_value": log_det.smallest_singular_value,
         "residual": log_det.residual,
     }
-    return info | ({"entropy_upper": rest + log_det.upper} if has_upper else {})
+    return info | ({"log_det_upper": log_det.upper} if has_upper else {})

@@ -29,11 +29,13 @@ class Sampler(NamedTuple):
       generator: the parameters of g.
       log_scale: log s, in the structure of the random parameters; leaves of shape () if s is fixed.
       point: the other parameters.
+      encoder: of the reverse model, where the objective has one (`core.implicit.encoders`).
     """
 
     generator: Params
     log_scale: Params
     point: Params
+    encoder: Params | None = None
 
 
 class Start(NamedTuple):

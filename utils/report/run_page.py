@@ -124,6 +124,7 @@ def write(path: pathlib.Path) -> pathlib.Path:
     pictures = [name for name in CAPTIONS if (path / name).is_file()]
     sections = {
         "": _verdict(diagnostics),
+        "Refinement": _refinement(summary.get("refinement")),
         "Metrics": _metrics(summary),
         "Targets": _columns(summary.get("test_by_target", {}), METRICS),
         "Convergence": _columns(
@@ -152,6 +153,25 @@ def _verdict(diagnostics: Mapping[str, Any]) -> str:
     return pages.html_list([said, *problems], "warning" if problems else "") + pages.html_list(
         notes
     )
+
+
+def _refinement(facts: Mapping[str, Any] | None) -> str:
+    """That the draws are not the method's own, and what is known of where they are."""
+    if not facts:
+        return ""
+    moved = (
+        f"Refined: every draw was moved by {facts['gradients_per_draw']:,} gradients "
+        f"({facts['kind']}, step size {pages.show_number(facts['step_size'])}); "
+        f"{facts['gradients']:,} gradients in all."
+    )
+    shifts = [
+        f"Exact transitions then change {name} by {found['value']:.3f} ± {found['error']:.3f} "
+        "standard deviations."
+        for name, found in facts.get("bias", {}).items()
+    ]
+    problems: Sequence[str] = facts["problems"]
+    told = pages.html_list([moved, *shifts, *facts["notes"]])
+    return told + (pages.html_list(problems, "warning") if problems else "")
 
 
 def _metrics(summary: Mapping[str, Any]) -> str:

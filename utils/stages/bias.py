@@ -60,23 +60,73 @@ def estimate(
     per_chain = min(num_draws, max(2, -(-NUM_STARTS // num_chains)))
     chosen = np.linspace(0, num_draws - 1, per_chain).astype(int)
     blocks = list(result.store.chosen(chosen))
-    starts = jax.tree.map(
-        lambda *leaves: np.concatenate(leaves, axis=1).reshape(-1, *leaves[0].shape[2:]), *blocks
-    )
+    starts = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *blocks)
     size = float(result.state.step_size[0])
+    return go_on_exactly(
+        log_joint,
+        dataset,
+        before,
+        starts,
+        seed=seed,
+        step_size=size,
+        inverse_mass=jax.tree.map(lambda leaf: leaf[0], result.state.inverse_mass),
+        num_iterations=num_iterations,
+        # At most as many steps as the run could make.
+        trajectory_length=min(trajectory_length, size * max_num_leapfrog_steps / 2),
+        max_num_leapfrog_steps=max_num_leapfrog_steps,
+        remedy=REMEDY,
+        say=say,
+    )
+
+
+def go_on_exactly(
+    log_joint: LogJoint,
+    dataset: Dataset,
+    before: dict[str, np.ndarray],
+    starts: Params,
+    *,
+    seed: int,
+    step_size: float,
+    inverse_mass: Params | None = None,
+    num_iterations: int,
+    trajectory_length: float,
+    max_num_leapfrog_steps: int,
+    remedy: str,
+    say: Callable[[str], None] = print,
+) -> BiasReport:
+    """What adjusted transitions change in quantities of draws, from some of these.
+
+    Args:
+      log_joint: the target.
+      dataset: training rows are the data; predictions are those at test rows.
+      before: of all draws, (chains, draws, quantities), by `predictions`, `log-joint` or `noise`;
+        independent draws are one chain.
+      starts: some of the draws, host arrays (chains, starts, ...).
+      seed: of the run.
+      step_size: to begin with.
+      inverse_mass: of one chain; the prior's by default.
+      num_iterations: adjusted transitions of each start, of which half relax.
+      trajectory_length, max_num_leapfrog_steps: of a transition.
+      remedy: a sentence on what to change if there is a bias.
+      say: where progress goes.
+    """
+    num_chains, per_chain = jax.tree.leaves(starts)[0].shape[:2]
+    starts = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), starts)
     method = mclmc.mclmc(
         log_joint,
         adjusted=True,
-        step_size=size,
+        step_size=step_size,
         num_burn_in=0,
-        # At most as many steps as the run could make.
-        trajectory_length=min(trajectory_length, size * max_num_leapfrog_steps / 2),
+        trajectory_length=trajectory_length,
         max_num_leapfrog_steps=max_num_leapfrog_steps,
     )
     total = num_chains * per_chain
     program, data = chains.compile_stage(log_joint, dataset, method, seed, total, chains.BIAS)
     mesh = devices.make_mesh(total)
-    state = _with_masses_of(result, program.init(starts), total)
+    state = program.init(starts)
+    if inverse_mass is not None:
+        masses = jax.tree.map(lambda m: np.broadcast_to(m, (total, *np.shape(m))), inverse_mass)
+        state = state._replace(inverse_mass=masses)
     state = jax.device_put(state, devices.chain_sharding(mesh))
     predict = ensemble_utils.make_predictor(log_joint, dataset.form)
     test = devices.place_data(dataset.x_test, dataset.y_test, mesh)
@@ -97,7 +147,7 @@ def estimate(
             found = {
                 "predictions": predict(draws, test).outputs,
                 "log-joint": infos[-1]["log_joint"],
-                "noise": _log_noise(draws),
+                "noise": log_noise(draws),
             }
             for name, rows in after.items():
                 rows.append(np.asarray(found[name]).reshape(num_chains, per_chain, -1))
@@ -111,24 +161,34 @@ def estimate(
         columns = _columns(values)
         continued = np.stack(after[name], axis=2)[..., columns]
         shifts[name] = bias.shift(values[..., columns], continued)
-    return _report(shifts, infos[num_relaxing:], before["predictions"], _gradients(infos))
+    return _report(shifts, infos[num_relaxing:], before["predictions"], _gradients(infos), remedy)
 
 
 def _quantities(result: RunResult, num_burn_in: int) -> dict[str, np.ndarray]:
     """What is compared, as (chains, draws, quantities); without groups in which nothing varies."""
-    outputs = result.test_predictions.outputs
-    noise = [noise for part in result.store.parts() if (noise := _log_noise(part)) is not None]
+    noise = [noise for part in result.store.parts() if (noise := log_noise(part)) is not None]
+    return quantities(
+        result.test_predictions.outputs,
+        result.history["log_joint"][:, num_burn_in:],
+        np.concatenate(noise, axis=1) if noise else None,
+    )
+
+
+def quantities(
+    outputs: np.ndarray, log_joints: np.ndarray, noise: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """The same from predictions (chains, draws, ...) and numbers (chains, draws) of each draw."""
     found = {
         "predictions": outputs.reshape(*outputs.shape[:2], -1),
-        "log-joint": result.history["log_joint"][:, num_burn_in:, None],
+        "log-joint": log_joints[..., None],
     }
-    if noise:
-        found["noise"] = np.concatenate(noise, axis=1)[..., None]
+    if noise is not None:
+        found["noise"] = noise[..., None]
     found = {name: values for name, values in found.items() if len(_columns(values))}
     return found if "predictions" in found else {}
 
 
-def _log_noise(draws: Params) -> np.ndarray | None:
+def log_noise(draws: Params) -> np.ndarray | None:
     """The learned noise's parameter, (chains, draws), if there is one."""
     noise = draws.get(likelihoods.PARAMETER_GROUP, {}).get("log_noise_std")
     return None if noise is None else np.asarray(noise)
@@ -144,17 +204,6 @@ def _columns(values: np.ndarray) -> np.ndarray:
     return distinct[np.unique(some)] if len(distinct) else distinct
 
 
-def _with_masses_of(
-    result: RunResult, state: mclmc.MCLMCState, num_chains: int
-) -> mclmc.MCLMCState:
-    """The masses of the run's first chain, which are those of all."""
-    inverse_mass = jax.tree.map(
-        lambda leaf: np.broadcast_to(leaf[:1], (num_chains, *leaf.shape[1:])),
-        result.state.inverse_mass,
-    )
-    return state._replace(inverse_mass=inverse_mass)
-
-
 def _gradients(infos: list[dict[str, np.ndarray]]) -> int:
     return sum(int(np.sum(info["num_leapfrog_steps"])) for info in infos)
 
@@ -164,10 +213,11 @@ def _report(
     frozen: list[dict[str, np.ndarray]],
     predictions: np.ndarray,
     num_gradients: int,
+    remedy: str,
 ) -> BiasReport:
     """In sentences; `frozen` are the infos of the transitions that were compared."""
     summary = bias.summarise(shifts)
-    problems, notes = bias.problems(summary, REMEDY), []
+    problems, notes = bias.problems(summary, remedy), []
     acceptance = float(np.mean([info["acceptance_probability"] for info in frozen]))
     if acceptance < diagnostics.ACCEPTANCE_RANGE[0]:
         problems.append(
