@@ -200,9 +200,10 @@ def test_run_implicit_says_what_it_does(tmp_path, capsys):
     summary, draws, predictions = outcome(tmp_path / "run")
     assert summary["method"] == "implicit" and summary["num_draws"] == 8
     refinement = summary["refinement"]
-    assert refinement["gradients_per_draw"] == 60 and refinement["gradients"] > 8 * 60
+    moved = refinement["gradients_per_draw"]  # the first piece is short, to find a step size
+    assert 30 < moved <= 60 and refinement["gradients"] > 8 * moved
     assert {name.split(",")[0] for name in refinement["bias"]} == {"predictions", "log-joint"}
-    assert "moved by 60 gradients" in (tmp_path / "run/report.html").read_text()
+    assert f"moved by {moved} gradients" in (tmp_path / "run/report.html").read_text()
     assert predictions["test_predictions"].shape == (8, 128, 2)
     assert all(np.ptp(values, axis=1).min() > 0 for values in draws.values())
 

@@ -236,7 +236,7 @@ REFINEMENT = (
         "refine_steps",
         "integer",
         None,
-        "Gradients by which each draw is moved.",
+        "Gradients by which each draw is moved, at most.",
         "1,000 if refine is given",
         lower_bound=1,
     ),

@@ -136,7 +136,7 @@ def _of_members(
     seed: int,
     num_draws: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Means over draws and their standard errors of (key, sampler, data, draws, place) -> (draws,)."""
+    """Means over draws of a function to (draws,), and their standard errors, by member."""
     members = len(jax.tree.leaves(samplers.log_scale)[0])
     mesh = devices.make_mesh(members)
     pieces = log_joint.num_microbatches
