@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 
 import haiku as hk
 import jax
@@ -20,21 +21,28 @@ import program
 import pytest
 import synthetic_runs
 
+import calibrate_method
 import compare_posteriors
 import demo
 import evaluate_uncertainty
+import list_runs
 import make_posterior_surface_plot
+import predict
 import run_hmc
 import run_implicit
+import run_mclmc
 import run_sgd
 import run_sgmcmc
+import run_smc
 import run_vi
+import sweep_temperatures
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils import checkpoint_utils, files, locks
 
 pytestmark = pytest.mark.usefixtures("first_device_only")
 
-RUNNERS = (run_sgd, run_hmc, run_sgmcmc, run_vi, run_implicit)
+RUNNERS = (run_sgd, run_hmc, run_mclmc, run_smc, run_sgmcmc, run_vi, run_implicit)
+OTHERS = (predict, list_runs, sweep_temperatures, calibrate_method)
 READERS = (compare_posteriors, evaluate_uncertainty, make_posterior_surface_plot)
 SHORT = "--num_epochs=20 --eval_freq=10 --save_freq=10 --num_members=2 --dir=run"
 
@@ -100,6 +108,8 @@ def desk(tmp_path_factory):
     write_data(folder)
     write_runs(folder)
     write_others(folder)
+    (folder / "home").mkdir()
+    (folder / "temporary").mkdir()
     return folder
 
 
@@ -217,18 +227,18 @@ def write_others(folder):
 
 
 def tree(folder):
-    """All files of a folder, by name, size and time."""
+    """All files of a folder, by name, size and time, and all folders."""
     return {
-        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+        str(path): (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else None
         for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if "__pycache__" not in path.parts
     }
 
 
 def numbers():
     """Every flag of any script that is a number, with what is none or none that can be."""
     seen = set()
-    for script in (*RUNNERS, *READERS):
+    for script in (*RUNNERS, *READERS, *OTHERS):
         for flag in (flag for group in script.GROUPS.values() for flag in group):
             if flag.kind not in ("float", "integer") or flag.name in seen:
                 continue
@@ -455,6 +465,18 @@ MISTAKES = {
         "--runs=no_draws --dir=u1": "The run in no_draws has no draws",
         "--runs=bad_draws --dir=u2": "damaged or no safetensors file",
     },
+    predict: {
+        "": "Give --run",
+        "--run=hmc": "Give --inputs",
+        "--run=hmc --inputs=good.npz": "Give --output",
+        "--run=nowhere --inputs=good.npz --output=p.csv": "There is no run folder nowhere",
+        "--run=hmc --inputs=good.npz --output=p.csv": "holds no problem.json",
+        "--run=hmc --inputs=good.npz --output=p.txt": "none of the files that can be written",
+        "--run=hmc --inputs=good.npz --output=nowhere/p.csv": "its folder does not exist",
+        "--run=hmc --inputs=good.npz --output=p.csv --per_draw": "needs an --output that ends in",
+        "--run=hmc --inputs=good.npz --output=p.csv --quantiles=2": "must be numbers between 0",
+    },
+    list_runs: {"nowhere": "There is no folder nowhere"},
     make_posterior_surface_plot: {
         "": "Three points are needed",
         SURFACE + "hmc": "choose one of hmc@0 to @1",
@@ -500,7 +522,7 @@ def test_the_demo_answers_as_the_scripts_do(flags, code, words, capsys):
     assert end.value.code == code and words in said.out + said.err
 
 
-@pytest.mark.parametrize("script", READERS, ids=lambda script: script.__name__)
+@pytest.mark.parametrize("script", [*READERS, *OTHERS], ids=lambda script: script.__name__)
 @pytest.mark.parametrize("flag", ["-h", "-help", "--help", "--version"])
 def test_help_and_version_end_well(script, flag, capsys):
     with pytest.raises(SystemExit) as end:
@@ -521,6 +543,9 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing(
     script, flags, sentence, desk, capsys, monkeypatch
 ):
     monkeypatch.chdir(desk)
+    # Where else a program may write: the home folder and that of temporary files.
+    monkeypatch.setenv("HOME", str(desk / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(desk / "temporary"))
     before = tree(desk)
     assert sentence in refused(script, flags, capsys, monkeypatch)
     assert tree(desk) == before
@@ -638,10 +663,14 @@ def start(*command, stdout=subprocess.PIPE, **environment):
     )
 
 
-def test_no_such_device_is_a_sentence(tmp_path):
-    done = start("run_sgd.py", f"--dir={tmp_path / 'run'}", JAX_PLATFORMS="foo")
-    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
-    assert b"JAX finds no device to compute on with JAX_PLATFORMS=foo" in done.stderr
+@pytest.mark.slow  # tests/utils/test_script_utils.py says what JAX is made to say
+@pytest.mark.parametrize("name", ["foo", "cuda", "cpu"])
+def test_no_such_device_is_a_sentence(name, tmp_path):
+    zero = {"XLA_FLAGS": "--xla_force_host_platform_device_count=0"} if name == "cpu" else {}
+    done = start("run_sgd.py", f"--dir={tmp_path / 'run'}", JAX_PLATFORMS=name, **zero)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1, done.stderr.decode()
+    assert b"JAX finds no device" in done.stderr or b"JAX has no devices" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_closed_pipe_is_no_traceback():
@@ -655,6 +684,7 @@ def test_a_closed_pipe_is_no_traceback():
     )
 
 
+@pytest.mark.slow  # tests/utils/test_script_utils.py has the streams alone
 def test_letters_that_the_locale_does_not_know(tmp_path):
     synthetic_runs.write_toy_run(tmp_path / "grün")
     flags = [f"--reference={tmp_path / 'grün'}", f"--dir={tmp_path / '比較'}"]

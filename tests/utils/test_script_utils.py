@@ -1,5 +1,6 @@
 """A script as a program, in this process: every end it can have, its signs of life, signals."""
 
+import io
 import shlex
 import signal
 import sys
@@ -92,6 +93,15 @@ def test_the_command_that_goes_on_is_the_one_that_was_typed(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "orig_argv", [*typed[:4], *given])
     monkeypatch.setattr(sys, "argv", ["run_sgd.py", *given])
     assert shlex.split(script_utils._command(given, tmp_path))[-1] == "--dir=here"
+
+
+@pytest.mark.parametrize(("encoding", "said"), [("ascii", "grün ±"), ("latin-1", "grün ±")])
+def test_letters_that_the_locale_does_not_know(encoding, said):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    script_utils._accept_any_letter(stream)
+    print("grün ± 比", file=stream, flush=True)
+    found = stream.buffer.getvalue().decode(stream.encoding)
+    assert found == (f"{said} 比\n" if encoding == "ascii" else f"{said} \\u6bd4\n")
 
 
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
