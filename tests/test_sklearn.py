@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sklearn
 from scipy import stats
-from sklearn.datasets import make_blobs
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine, make_blobs
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -231,3 +231,25 @@ def test_classes_far_apart_are_told_apart():
     points, labels = make_blobs(60, centers=3, cluster_std=0.3, random_state=0)
     model = PosteriorClassifier(**QUICK).fit(points, labels * 10)
     assert np.mean(model.predict(points) == labels * 10) == 1.0
+
+
+@pytest.mark.slow  # half a minute of a core each
+@pytest.mark.parametrize(
+    ("model", "load"),
+    [
+        (PosteriorClassifier("hmc"), load_wine),
+        (PosteriorClassifier("mclmc"), load_breast_cancer),
+        (PosteriorRegressor("hmc"), load_diabetes),
+    ],
+)
+def test_defaults_converge(model, load):
+    x, y = load(return_X_y=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        model.fit(x[::2], y[::2])
+    found = model.diagnostics_
+    assert found["converged"] and found["problems"] == [] and found["divergent"] == 0
+    assert found["predictions"]["largest_rhat"] < 1.05
+    assert found["predictions"]["smallest_bulk_ess"] > 400
+    baseline = np.log(np.bincount(y)[y[1::2]] / len(y)).mean() if y.dtype.kind == "i" else -5.8
+    assert model.score(x[1::2], y[1::2]) > baseline
