@@ -88,36 +88,32 @@ def load_posteriors() -> dict[str, tuple[Problem, Dataset]]:
 
 
 def run_method(
-    posterior: Posterior, method: Method, purposes: chains.Purposes, num_steps: int, first: int = 0
-) -> tuple[Any, list[Any], list[Any], float]:
-    """The last states of a method; positions, infos and processor seconds of steps from `first`."""
+    posterior: Posterior, method: Method, purposes: chains.Purposes, num_steps: int
+) -> Any:
+    """The states of a method's chains after some steps in the loop's program."""
     mesh = devices.make_mesh(CHAINS)
     dataset = posterior.dataset
     data = devices.place_data(dataset.x_train, dataset.y_train, mesh)
     program = chains.compile_method(method, 0, CHAINS, mesh, purposes)
-    state = program.init(posterior.starts)
-    run = program.run.lower(state, data, np.int32(0), np.int32(1)).compile()
-    state, *_ = run(state, data, np.int32(0), np.int32(first))
-    positions, infos, seconds = [], [], 0.0
-    for number in range(first, num_steps):
-        started = time.process_time()
-        state, info, *_ = jax.block_until_ready(
-            run(state, data, np.int32(number), np.int32(number + 1))
-        )
-        seconds += time.process_time() - started
-        positions.append(devices.to_host(program.sample(state, purposes.draw, number, 1)))
-        infos.append(devices.to_host(info))
-    return state, positions, infos, seconds
+    return program.run(program.init(posterior.starts), data, np.int32(0), np.int32(num_steps))[0]
 
 
 def ours(make: Callable[..., Method], posterior: Posterior, num_draws: int) -> Outcome:
-    """One of our methods, with its defaults."""
+    """One of our methods, with its defaults: burn-in as in a run, then its steps in a scan."""
     method = make(posterior.log_joint, num_burn_in=WARM_UP)
-    _, positions, infos, seconds = run_method(
-        posterior, method, chains.MAIN, WARM_UP + num_draws, WARM_UP
-    )
-    draws = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *positions)
-    return Outcome(draws, int(sum(np.sum(i["num_leapfrog_steps"]) for i in infos)), seconds)
+    states = run_method(posterior, method, chains.MAIN, WARM_UP)
+    dataset = posterior.dataset
+    data = jax.tree.map(jnp.asarray, make_data(dataset.x_train, dataset.y_train))
+
+    def sample(key: jax.Array, state: Any) -> tuple[Any, jax.Array]:
+        def step(state: Any, key: jax.Array) -> tuple[Any, Any]:
+            state, info = method.step(key, state, data)
+            return state, (state.position.params, info["num_leapfrog_steps"])
+
+        _, (draws, steps) = jax.lax.scan(step, state, jax.random.split(key, num_draws))
+        return draws, jnp.sum(steps)
+
+    return one_chain_at_a_time(lambda _, state: state, sample, lambda params: params, states)
 
 
 def flat_log_density(posterior: Posterior) -> tuple[Callable, Callable, jax.Array]:
@@ -131,15 +127,19 @@ def flat_log_density(posterior: Posterior) -> tuple[Callable, Callable, jax.Arra
 
 
 def one_chain_at_a_time(
-    adapt: Callable[[jax.Array, jax.Array], Any],
-    sample: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
+    adapt: Callable[[jax.Array, Any], Any],
+    sample: Callable[[jax.Array, Any], tuple[Any, jax.Array]],
     unravel: Callable,
-    starts: jax.Array,
+    starts: Any,
 ) -> Outcome:
-    """adapt: (key, start) -> anything; sample: (key, that) -> positions (draws, D), gradients."""
+    """adapt: (key, start) -> anything; sample: (key, that) -> positions of draws, gradients.
+
+    All samplers are timed by this, in one compiled scan for a chain; `starts` has a chain axis.
+    """
     adapt, sample = jax.jit(adapt), jax.jit(sample)
     positions, num_gradients, seconds = [], 0, 0.0
-    for chain, start in enumerate(starts):
+    for chain in range(CHAINS):
+        start = jax.tree.map(operator.itemgetter(chain), starts)
         key = jax.random.fold_in(jax.random.key(0), chain)
         adapted = jax.block_until_ready(adapt(jax.random.fold_in(key, 0), start))
         arguments = (jax.random.fold_in(key, 1), adapted)
@@ -270,7 +270,7 @@ def main() -> None:
         log_joint = problem.build_log_joint(problem.complete(described, dataset.form), dataset.form)
         untrained = Posterior(log_joint, dataset, None)
         training = sgd.sgd(log_joint, optax.adam(1e-2), len(dataset.x_train))
-        state, *_ = run_method(untrained, training, chains.WARM_START, TRAINING, TRAINING)
+        state = run_method(untrained, training, chains.WARM_START, TRAINING)
         posterior = Posterior(log_joint, dataset, state.params)
         rows, reference = [], None
         for sampler, run in SAMPLERS.items():
