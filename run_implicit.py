@@ -30,7 +30,7 @@ from haiku_posteriors.utils import (
     script_utils,
     tasks,
 )
-from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
+from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import evidence
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.stages import generator_files, mixture, pretrain, refine
@@ -120,22 +120,7 @@ START = (
         "Spread of the first draws, relative to the weights.",
         above=0,
     ),
-    Flag(
-        "pretrain_epochs",
-        "integer",
-        None,
-        "Epochs of MAP training before, unless a start is given.",
-        "num_epochs / 4",
-        lower_bound=0,
-    ),
-    Flag(
-        "pretrain_starts",
-        "integer",
-        None,
-        "MAP solutions, of which the best starts a member.",
-        BY_DATA,
-        lower_bound=1,
-    ),
+    *cmd_args_utils.PRETRAINING,
     Flag("vi_checkpoint", "path", None, "Folder of a run_vi.py run to start from."),
 )
 DRAWS = (

@@ -1,22 +1,27 @@
-"""Mean-field variational inference, MC dropout, and the MAP estimate of the same problem.
+"""Variational inference, MC dropout, and the MAP estimate of the same problem.
 
-python run_vi.py                                    embedded toy regression, a Gaussian q
+python run_vi.py                                    embedded toy regression, a mean-field Gaussian q
 python run_vi.py --vi_estimator=flipout             noise of other signs for every row
+python run_vi.py --vi_family=layerwise              layers drawn given the layers before
 python run_vi.py --method=mc_dropout --dropout_rate=0.1
 python run_vi.py --method=map
 python run_vi.py --vi_ensemble_size=100 --refine=mclmc   each draw moved to the posterior
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from haiku_posteriors.core import dropout, kl_weights, sgd, vi
+from haiku_posteriors.core import dropout, kl_weights, sgd, trees, vi
 from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.densities import Family
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.judging import loo
+from haiku_posteriors.core.layerwise import posteriors
+from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.networks import noisy_layers
+from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import (
     checkpoint_utils,
     cmd_args_utils,
@@ -26,19 +31,46 @@ from haiku_posteriors.utils import (
 )
 from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
 from haiku_posteriors.utils.settings import Settings
-from haiku_posteriors.utils.stages import refine
+from haiku_posteriors.utils.stages import bound, layerwise, refine
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
+VI_FAMILIES = ("mean_field", "layerwise")
 FLAGS = (
     Flag("method", "enum", "vi", "What to fit.", choices=("vi", "mc_dropout", "map")),
     Flag("vi_ensemble_size", "integer", 20, "Draws to predict with.", lower_bound=1),
     Flag("num_members", "integer", 1, "Approximations from different starts.", lower_bound=1),
     Flag("mean_init_checkpoint", "path", None, "The same as init_checkpoint."),
 )
-# Flags that one method alone reads: given to another, they would do nothing without a word.
+# Flags that one method or family alone reads: given to another, they would do nothing without a
+# word.
 VI_FLAGS = (
+    Flag(
+        "vi_family",
+        "enum",
+        "mean_field",
+        "Independent weights, or layers that are drawn given the layers before.",
+        choices=VI_FAMILIES,
+    ),
     Flag("vi_sigma_init", "float", None, "Standard deviation of q at the start.", BY_DATA, above=0),
+    Flag("vi_num_samples", "integer", None, "Draws of q per minibatch.", BY_DATA, lower_bound=1),
+    Flag(
+        "num_elbo_draws",
+        "integer",
+        None,
+        "Draws for the final ELBO on all data; 0 for none.",
+        "200 for layerwise posteriors of small networks, else 0",
+        lower_bound=0,
+    ),
+    Flag(
+        "member_weights",
+        "enum",
+        "even",
+        "How the members are mixed in the draws.",
+        choices=bound.WEIGHTS,
+    ),
+)
+MEAN_FIELD_FLAGS = (
     Flag(
         "vi_estimator",
         "enum",
@@ -47,7 +79,6 @@ VI_FLAGS = (
         BY_DATA,
         choices=vi.ESTIMATORS,
     ),
-    Flag("vi_num_samples", "integer", 1, "Draws of q per minibatch.", lower_bound=1),
     Flag("kl", "enum", "reverse", "KL(q || prior), or KL(prior || q).", choices=vi.KL_DIRECTIONS),
     Flag(
         "kl_weight",
@@ -71,6 +102,40 @@ VI_FLAGS = (
         choices=("None", *vi.PRIOR_SCALES),
     ),
 )
+LAYERWISE_FLAGS = (
+    Flag(
+        "num_inducing",
+        "integer",
+        None,
+        "Inducing inputs, which start as rows of the data.",
+        "100, or all rows if there are fewer",
+        lower_bound=1,
+    ),
+    Flag(
+        "inducing",
+        "enum",
+        None,
+        "Learned inducing inputs, or rows of each minibatch.",
+        BY_DATA,
+        choices=posteriors.INDUCING,
+    ),
+    Flag(
+        "layerwise_precision",
+        "enum",
+        None,
+        "Precisions of pseudo-outputs: by row and unit, a_row b_unit, or by row alone.",
+        BY_DATA,
+        choices=posteriors.PRECISIONS,
+    ),
+    Flag(
+        "inducing_positions",
+        "integer",
+        8,
+        "Positions of an inducing image, at most, at which a convolution is regressed.",
+        lower_bound=1,
+    ),
+    *cmd_args_utils.PRETRAINING,
+)
 DROPOUT_FLAGS = (
     Flag(
         "dropout_rate",
@@ -85,25 +150,30 @@ GROUPS = {
     **cmd_args_utils.PROBLEM,
     "Training": cmd_args_utils.OPTIMIZER,
     "Approximation": FLAGS,
-    "Mean-field VI": VI_FLAGS,
+    "VI": VI_FLAGS,
+    "Mean-field VI": MEAN_FIELD_FLAGS,
+    "Layerwise VI": LAYERWISE_FLAGS,
     "MC dropout": DROPOUT_FLAGS,
     "Refinement": cmd_args_utils.REFINEMENT,
 }
+SMALL = 3000  # parameters up to which the ELBO is evaluated at the end
 
 
-def make_method(task: Task) -> Method:
-    """The method that the settings describe; says what it covers."""
+def make_method(task: Task) -> tuple[Method, Family | None]:
+    """The method that the settings describe, and its family if that has a density."""
     settings, log_joint = task.settings, task.log_joint
+    if task.method == "layerwise":
+        return layerwise.make_method(task)
     num_rows = len(task.dataset.y_train)
     optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
     if task.method == "map":
-        return sgd.sgd(log_joint, optimizer, settings.batch_size)
+        return sgd.sgd(log_joint, optimizer, settings.batch_size), None
     if task.method == "mc_dropout":
         method = dropout.mc_dropout(
             log_joint, settings.dropout_rate, optimizer, settings.batch_size
         )
         print(f"Dropped: inputs of {', '.join(dropout.dropped_modules(log_joint))}.")
-        return method
+        return method, None
     batches = num_minibatches(num_rows, settings.batch_size)
     learn_prior_scale = settings.learn_prior_scale
     method = vi.mean_field_vi(
@@ -125,7 +195,7 @@ def make_method(task: Task) -> Method:
         by_weight = f"; drawn as weights: {', '.join(drawn)}" if drawn else ""
         total = len(covered) + len(drawn)
         print(f"'{settings.vi_estimator}' covers {len(covered)} of {total} arrays{by_weight}.")
-    return method
+    return method, vi.MeanFieldFamily(log_joint)
 
 
 def _number_or_name(text: str) -> float | str:
@@ -136,13 +206,39 @@ def _number_or_name(text: str) -> float | str:
 
 
 def refuse_flags_of_other_methods(settings: Settings) -> None:
-    """Refuses what the chosen method would not read."""
-    for method, flags in {"vi": VI_FLAGS, "mc_dropout": DROPOUT_FLAGS}.items():
+    """Refuses what the chosen method or family would not read."""
+    chosen = {f"--method={settings.method}", f"--vi_family={settings.vi_family}"}
+    for reader, flags in {
+        "--method=vi": VI_FLAGS,
+        "--vi_family=mean_field": MEAN_FIELD_FLAGS,
+        "--vi_family=layerwise": LAYERWISE_FLAGS,
+        "--method=mc_dropout": DROPOUT_FLAGS,
+    }.items():
         given = [flag.name for flag in flags if settings.was_given(flag.name)]
-        if given and method != settings.method:
-            raise UserError(f"{given[0]} is for --method={method}, not {settings.method}.")
+        if given and reader not in chosen:
+            raise UserError(f"{given[0]} is for {reader}.")
+        if given and reader.startswith("--vi_family") and settings.method != "vi":
+            raise UserError(f"{given[0]} is for --method=vi, not {settings.method}.")
     if settings.mean_init_checkpoint and settings.init_checkpoint:
         raise UserError("Give mean_init_checkpoint or init_checkpoint, not both.")
+
+
+def complete(task: Task) -> Task:
+    """Fills in what depends on rows and network, and refuses what contradicts itself."""
+    is_layerwise = task.method == "layerwise"
+    small = is_layerwise and trees.size(task.log_joint.shapes) <= SMALL
+    settings = task.settings.fill(
+        {"num_elbo_draws": 200 if small else 0}, "by the family and the number of weights"
+    )
+    num_rows = len(task.dataset.y_train)
+    settings = settings.fill({"num_inducing": min(100, num_rows)}, "100, or all training rows")
+    if 0 < settings.num_elbo_draws < 4:
+        raise UserError("Fewer than 4 draws give no error of the ELBO; 0 is for no ELBO.")
+    if settings.member_weights == "elbo" and not settings.num_elbo_draws:
+        raise UserError("Weights by ELBO need its value: give num_elbo_draws.")
+    if settings.member_weights == "stacking" and settings.vi_ensemble_size < loo.MIN_DRAWS:
+        raise UserError(f"Stacking needs a vi_ensemble_size of at least {loo.MIN_DRAWS}.")
+    return task._replace(settings=settings)
 
 
 def report_prior_scales(directory: pathlib.Path, result: RunResult) -> None:
@@ -152,12 +248,28 @@ def report_prior_scales(directory: pathlib.Path, result: RunResult) -> None:
         print(f"Prior scale of {group}: {factors} times 1 / sqrt(weight_decay).")
 
 
+def final_draws(
+    task: Task, directory: pathlib.Path, method: Method, family: Family | None
+) -> Callable[[State, Params], Params] | None:
+    """What happens to the draws of the end: members bounded and weighed, draws refined."""
+    stages = [bound.stage(task, directory, method, family), refine.stage(task, directory)]
+    asked = [stage for stage in stages if stage]
+
+    def change(state: State, draws: Params) -> Params:
+        for stage in asked:
+            draws = stage(state, draws)
+        return draws
+
+    return change if asked else None
+
+
 def run(settings: Settings) -> None:
     """Fits the members and leaves the run in its folder."""
     refuse_flags_of_other_methods(settings)
-    task = tasks.load_task(settings.method, settings)
+    is_layerwise = settings.method == "vi" and settings.vi_family == "layerwise"
+    task = complete(tasks.load_task("layerwise" if is_layerwise else settings.method, settings))
     settings = task.settings
-    method = make_method(task)
+    method, family = make_method(task)
     starts = checkpoint_utils.load_starts(
         settings.mean_init_checkpoint or settings.init_checkpoint,
         task.log_joint.shapes,
@@ -165,6 +277,8 @@ def run(settings: Settings) -> None:
         "num_members",
     )
     directory = tasks.open_folder(task)
+    if is_layerwise and starts is None:
+        starts = layerwise.find_starts(task, directory)
     tasks.execute(
         task,
         directory,
@@ -173,7 +287,7 @@ def run(settings: Settings) -> None:
         num_steps=settings.num_epochs,
         initial_params=starts,
         num_draws=1 if task.method == "map" else settings.vi_ensemble_size,
-        change_draws=refine.stage(task, directory),
+        change_draws=final_draws(task, directory, method, family),
         judge=report_prior_scales if task.method == "vi" else None,
     )
 

@@ -23,6 +23,7 @@ import optax
 
 from haiku_posteriors.core import kl_weights, trees
 from haiku_posteriors.core.data import Data, num_minibatches
+from haiku_posteriors.core.densities import ElboTerms
 from haiku_posteriors.core.errors import UserError, check_positive, unknown_name
 from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
@@ -147,6 +148,41 @@ def evidence_terms(
     return MeanFieldTerms(log_likelihood, log_prior, divergence)
 
 
+class MeanFieldFamily(NamedTuple):
+    """The mean-field posteriors of a network, a `core.densities.Family`.
+
+    Attributes:
+      log_joint: the model.
+    """
+
+    log_joint: LogJoint
+
+    def log_density(self, q: VariationalParams, params: Params) -> jax.Array:
+        """log q(w) of the random parameters, exact."""
+        scale = jax.tree.map(jax.nn.softplus, q.raw_scale)
+        random = self.log_joint.partition(params)[0]
+        return trees.total(jax.tree.map(log_normal, random, q.mean, scale))
+
+    def evidence_terms(
+        self, rng_key: jax.Array, q: VariationalParams, data: Data, num_samples: int
+    ) -> tuple[ElboTerms, Params]:
+        """The ELBO's terms, (num_samples,), with weights drawn as such, and the draws."""
+        noise = jax.vmap(lambda key: trees.normal_like(key, q.mean))(
+            jax.random.split(rng_key, num_samples // 2)
+        )
+        scale = jax.tree.map(jax.nn.softplus, q.raw_scale)
+        log_joint = self.log_joint
+
+        def terms(noise: Params) -> tuple[ElboTerms, Params]:
+            random = jax.tree.map(lambda m, s, e: m + s * e, q.mean, scale, noise)
+            drawn = trees.merge(random, q.point)
+            log_likelihood = log_joint.log_likelihood(drawn, data) / log_joint.temperature
+            log_prior = _expected_log_prior(log_joint, q, scale, drawn) / log_joint.temperature
+            return ElboTerms(log_likelihood, log_prior, entropy(scale)), drawn
+
+        return jax.vmap(terms)(jax.tree.map(lambda e: jnp.concatenate([e, -e]), noise))
+
+
 def mean_field_vi(
     log_joint: LogJoint,
     optimizer: optax.GradientTransformation | None = None,
@@ -251,6 +287,12 @@ def mean_field_vi(
         return jax.vmap(lambda key: sample_params(key, state.variational))(keys)
 
     return Method(init, step, sample, in_minibatches=True)
+
+
+def log_normal(value: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
+    """log N(value; mean, std^2), elementwise."""
+    constant = 0.5 * math.log(2 * math.pi)
+    return -0.5 * jnp.square((value - mean) / std) - jnp.log(std) - constant
 
 
 def entropy(scale: Params) -> jax.Array:

@@ -39,6 +39,7 @@ SIMULATE = 15  # data sets from the prior
 PRIOR_PREDICTIVE = 16
 REFINEMENT = Purposes(17, REFINE, 18, 19)  # a loop after the loop
 ENCODER = 20
+INDUCING = 21  # which rows inducing inputs start from
 
 
 def chain_key(seed: int, purpose: int, epoch: jax.Array | int, chain: jax.Array) -> jax.Array:

@@ -242,6 +242,24 @@ REFINEMENT = (
     ),
     Flag("refine_step_size", "float", None, "Step of these.", "found by a pilot", above=0),
 )
+PRETRAINING = (
+    Flag(
+        "pretrain_epochs",
+        "integer",
+        None,
+        "Epochs of MAP training before, unless a start is given.",
+        "by data set and num_epochs, see --show_settings",
+        lower_bound=0,
+    ),
+    Flag(
+        "pretrain_starts",
+        "integer",
+        None,
+        "MAP solutions, of which the best starts a member.",
+        BY_DATA,
+        lower_bound=1,
+    ),
+)
 CHAINS = (
     Flag("step_size", "float", None, "Leapfrog step size.", "adapted in burn-in", above=0),
     Flag(

@@ -24,6 +24,7 @@ SGMCMC_STEP_SIZES = {"None": 1e-6, "RMSprop": 1e-4}
 MAX_ITERATIONS, MAX_DRAW_BYTES = 8000, 4 * 10**9  # of chains that end by themselves
 WARM_START_UPDATES, WARM_START_BATCH_SIZE = 5000, 1000  # of Adam, in front of chains
 REFINE_STEPS = 1000  # gradients for each draw
+LAYERWISE_UPDATES, LAYERWISE_PRETRAINING = 3000, 1000  # of Adam
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +141,12 @@ LAYERS = (
         f"{STUDY}, VI",
         ("vi",),
         (),
-        {"vi_sigma_init": 1e-3, "vi_estimator": "reparameterization", "kl_warmup_epochs": 0.0},
+        {
+            "vi_sigma_init": 1e-3,
+            "vi_estimator": "reparameterization",
+            "vi_num_samples": 1,
+            "kl_warmup_epochs": 0.0,
+        },
     ),
     # The standard deviations have a long way to go from the start: larger steps than for a point.
     Layer(
@@ -285,6 +291,45 @@ LAYERS = (
             "save_freq": 5000,
         },
     ),
+    # Pseudo-outputs have the scale of activations, whatever the data: one step for all. Epochs
+    # follow from the number of updates, see `complete`.
+    Layer(
+        "layerwise VI",
+        ("layerwise",),
+        (),
+        {
+            "optimizer": "Adam",
+            "init_step_size": 0.03,
+            "batch_size": 2000,
+            "vi_sigma_init": 1e-2,
+            "vi_num_samples": 8,
+            "inducing": "rows",
+            "layerwise_precision": "unit",
+            "pretrain_starts": 10,
+            "num_epochs": None,
+            "eval_freq": None,
+            "save_freq": None,
+        },
+    ),
+    # As implicit VI there: this posterior has starts that are 10 nats apart at the end.
+    Layer(
+        "layerwise VI on toy_regression",
+        ("layerwise",),
+        ("toy_regression",),
+        {"pretrain_epochs": 3000, "pretrain_starts": 20},
+    ),
+    Layer(
+        "layerwise VI of large networks",
+        ("layerwise",),
+        ("study",),
+        {
+            "init_step_size": 3e-3,
+            "batch_size": 200,
+            "vi_num_samples": 2,
+            "inducing": "minibatch",
+            "pretrain_starts": 1,
+        },
+    ),
 )
 
 
@@ -315,7 +360,8 @@ def resolve(method: str, settings: Settings) -> Settings:
     """Fills every flag that can be filled before the data are read.
 
     Args:
-      method: "hmc", "mclmc", "sgd", "sgmcmc", "smc", "implicit", or the method of run_vi.py.
+      method: "hmc", "mclmc", "sgd", "sgmcmc", "smc", "implicit", or the method of run_vi.py,
+        "layerwise" where that is VI of this family.
       settings: of the script's flags.
     """
     defaults = table(method, settings.dataset_name)
@@ -329,7 +375,7 @@ def resolve(method: str, settings: Settings) -> Settings:
         settings = settings.fill({"refine_steps": REFINE_STEPS}, "refine was given")
     for name, (value, source) in defaults.items():
         settings = settings.fill({name: value}, source)
-    if "num_epochs" not in settings.values:
+    if settings.values.get("num_epochs") is None:
         return settings
     # So that a run shortened by --num_epochs alone has draws, and ends with the whole KL.
     settings = settings.cap("num_burnin_epochs", settings.num_epochs // 2, "half of num_epochs")
@@ -349,7 +395,22 @@ def complete(
         settings = settings.cap("num_iterations", limit, "at most; 4 GB of draws")
     values = {"warm_start_epochs": warm_start_epochs(num_rows)}
     settings = settings.fill(values, f"{WARM_START_UPDATES:,} updates")
-    return settings.cap("batch_size", num_rows, "all training rows")
+    settings = settings.cap("batch_size", num_rows, "all training rows")
+    return _complete_epochs(settings, num_rows)
+
+
+def _complete_epochs(settings: Settings, num_rows: int) -> Settings:
+    """What the table leaves to the number of updates."""
+    if settings.values.get("batch_size") is None:
+        return settings
+    for name, updates in {
+        "num_epochs": LAYERWISE_UPDATES,
+        "pretrain_epochs": LAYERWISE_PRETRAINING,
+    }.items():
+        epochs = -(-updates // -(-num_rows // settings.batch_size))
+        settings = settings.fill({name: epochs}, f"{updates:,} updates")
+    settings = settings.fill({"eval_freq": -(-settings.num_epochs // 6)}, "num_epochs / 6")
+    return settings.fill({"save_freq": -(-settings.num_epochs // 2)}, "num_epochs / 2")
 
 
 def warm_start_epochs(num_rows: int) -> int:

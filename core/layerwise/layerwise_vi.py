@@ -27,6 +27,7 @@ import optax
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data, Inputs, count_rows, take_rows
+from haiku_posteriors.core.densities import ElboTerms
 from haiku_posteriors.core.errors import UserError, check_positive, unknown_name
 from haiku_posteriors.core.layerwise import layers, posteriors
 from haiku_posteriors.core.layerwise.layers import Shapes
@@ -45,27 +46,8 @@ class LayerwiseState(NamedTuple):
     optimizer_state: optax.OptState
 
 
-class LayerwiseTerms(NamedTuple):
-    """Estimates of the ELBO's terms, tempered, one per draw.
-
-    Attributes:
-      expected_log_likelihood: E_q[log p(D | w)] / T.
-      expected_log_prior: E_q[log p(w)] / T.
-      entropy: H[q].
-    """
-
-    expected_log_likelihood: jax.Array
-    expected_log_prior: jax.Array
-    entropy: jax.Array
-
-    @property
-    def elbo(self) -> jax.Array:
-        """Their sum."""
-        return self.expected_log_likelihood + self.expected_log_prior + self.entropy
-
-
-class Family(NamedTuple):
-    """The layerwise posteriors of a network.
+class LayerwiseFamily(NamedTuple):
+    """The layerwise posteriors of a network, a `core.densities.Family`.
 
     Attributes:
       log_joint: the model.
@@ -90,7 +72,7 @@ class Family(NamedTuple):
 
     def evidence_terms(
         self, rng_key: jax.Array, q: Layerwise, data: Data, num_samples: int
-    ) -> tuple[LayerwiseTerms, Params]:
+    ) -> tuple[ElboTerms, Params]:
         """Unbiased, differentiable estimates of the ELBO's terms, and the draws they are from.
 
         Args:
@@ -105,11 +87,11 @@ class Family(NamedTuple):
             half = self._noise(rng_key, q, num_samples // 2)
             noise = jax.tree.map(lambda e: jnp.concatenate([e, -e]), half)
 
-        def terms(noise: Params) -> tuple[LayerwiseTerms, Params]:
+        def terms(noise: Params) -> tuple[ElboTerms, Params]:
             drawn = posteriors.draw(self.log_joint, self.shapes, q, noise)
             log_likelihood = self.log_joint.log_likelihood(drawn.params, data)
             tempered = log_likelihood / self.log_joint.temperature
-            return LayerwiseTerms(tempered, drawn.log_prior, drawn.entropy), drawn.params
+            return ElboTerms(tempered, drawn.log_prior, drawn.entropy), drawn.params
 
         return jax.vmap(terms)(noise)
 
@@ -119,7 +101,9 @@ class Family(NamedTuple):
         return trees.normal_like(rng_key, stacked)
 
 
-def find_family(log_joint: LogJoint, inducing_inputs: Inputs, max_positions: int = 8) -> Family:
+def find_family(
+    log_joint: LogJoint, inducing_inputs: Inputs, max_positions: int = 8
+) -> LayerwiseFamily:
     """The family for a network; refused where no layer can be drawn given its inputs.
 
     Args:
@@ -139,7 +123,7 @@ def find_family(log_joint: LogJoint, inducing_inputs: Inputs, max_positions: int
             "has no layer for that: none of its random hk.Linear, hk.Conv1D and hk.Conv2D is "
             "called once, outside of loops, on rows, with weights that nothing else reads."
         )
-    return Family(log_joint, shapes)
+    return LayerwiseFamily(log_joint, shapes)
 
 
 def layerwise_vi(
@@ -229,7 +213,7 @@ def layerwise_vi(
         def whole(learned: Layerwise) -> Layerwise:
             return learned if learns_inputs else learned._replace(inducing_inputs=inputs)
 
-        def loss(learned: Layerwise) -> tuple[jax.Array, LayerwiseTerms]:
+        def loss(learned: Layerwise) -> tuple[jax.Array, ElboTerms]:
             key = jax.random.fold_in(rng_key, 0)
             each, _ = family.evidence_terms(key, whole(learned), batch, num_samples)
             terms = jax.tree.map(jnp.mean, each)

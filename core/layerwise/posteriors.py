@@ -250,7 +250,7 @@ def log_density(log_joint: LogJoint, shapes: Shapes, q: Layerwise, params: Param
     scale = jax.tree.map(jax.nn.softplus, q.rest.raw_scale)
     random = log_joint.partition(outside(shapes, params))[0]
     terms = jax.tree.leaves(
-        jax.tree.map(lambda w, m, s: jnp.sum(_log_normal(w, m, s)), random, q.rest.mean, scale)
+        jax.tree.map(lambda w, m, s: jnp.sum(vi.log_normal(w, m, s)), random, q.rest.mean, scale)
     )
 
     def visit(shape: Shape, features: jax.Array, call: Call) -> jax.Array:
@@ -262,10 +262,6 @@ def log_density(log_joint: LogJoint, shapes: Shapes, q: Layerwise, params: Param
 
     layers.walk(log_joint.network, params, q.inducing_inputs, shapes, visit)
     return jnp.sum(jnp.stack(terms))
-
-
-def _log_normal(value: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
-    return -0.5 * jnp.square((value - mean) / std) - jnp.log(std) - LOG_2_PI / 2
 
 
 def _pseudo_outputs(log_joint: LogJoint, shapes: Shapes, q: Layerwise) -> dict[str, jax.Array]:

@@ -1,0 +1,84 @@
+"""The layerwise posterior from settings: inducing inputs from the data, a start from training."""
+
+import pathlib
+
+import jax
+import numpy as np
+
+from haiku_posteriors.core import sgd, trees
+from haiku_posteriors.core.data import num_minibatches, take_rows
+from haiku_posteriors.core.densities import Family
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.layerwise import layerwise_vi
+from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import chains, checkpoint_utils, optim_utils
+from haiku_posteriors.utils.stages import pretrain
+from haiku_posteriors.utils.tasks import Task
+
+PRETRAINING_STEP = 1e-2  # of Adam, on weights: pseudo-outputs take longer ones
+
+
+def make_method(task: Task) -> tuple[Method, Family]:
+    """Layerwise VI as the settings describe it, and its family; says what that covers."""
+    settings, log_joint = task.settings, task.log_joint
+    num_rows = len(task.dataset.y_train)
+    if settings.num_inducing > num_rows:
+        raise UserError(
+            f"num_inducing must be at most the number of training rows ({num_rows}), not "
+            f"{settings.num_inducing}."
+        )
+    key = jax.random.fold_in(jax.random.key(settings.seed), chains.INDUCING)
+    rows = np.sort(jax.random.permutation(key, num_rows)[: settings.num_inducing])
+    inducing_inputs = take_rows(task.dataset.x_train, rows)
+    if settings.optimizer == "Adam":
+        optimizer = optim_utils.warmed_adam(settings, num_rows, settings.num_epochs)
+    else:
+        optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
+    family = layerwise_vi.find_family(log_joint, inducing_inputs, settings.inducing_positions)
+    method = layerwise_vi.layerwise_vi(
+        log_joint,
+        optimizer,
+        settings.batch_size,
+        inducing_inputs=inducing_inputs,
+        inducing=settings.inducing,
+        precision=settings.layerwise_precision,
+        max_positions=settings.inducing_positions,
+        rows_per_input=num_rows / settings.num_inducing,
+        num_samples=settings.vi_num_samples,
+        sigma_init=settings.vi_sigma_init,
+    )
+    others = [
+        name
+        for name in trees.named_leaves(log_joint.random_shapes)
+        if trees.module_name(name) not in family.shapes
+    ]
+    rest = f"; independent weights: {', '.join(others)}" if others else ""
+    print(
+        f"Drawn given the layers before, with {settings.num_inducing} inducing inputs: "
+        f"{', '.join(family.shapes)}{rest}."
+    )
+    return method, family
+
+
+def find_starts(task: Task, directory: pathlib.Path) -> Params | None:
+    """MAP solutions, the best of some for each member; None if the run goes on or asks for none."""
+    settings = task.settings
+    num_epochs, members = settings.pretrain_epochs, settings.num_members
+    if not num_epochs or checkpoint_utils.has_checkpoint(directory):
+        return None
+    print(
+        f"Pretraining: {members * settings.pretrain_starts} MAP solution(s), {num_epochs} epochs.",
+        flush=True,
+    )
+    batches = num_minibatches(len(task.dataset.y_train), settings.batch_size)
+    optimizer = optim_utils.make_optimizer("Adam", PRETRAINING_STEP, num_epochs * batches)
+    return pretrain.pretrain(
+        sgd.sgd(task.log_joint, optimizer, settings.batch_size),
+        task.log_joint,
+        task.dataset,
+        seed=settings.seed,
+        num_chains=members,
+        num_starts=settings.pretrain_starts,
+        num_epochs=num_epochs,
+    )
