@@ -207,18 +207,17 @@ def _number_or_name(text: str) -> float | str:
 
 def refuse_flags_of_other_methods(settings: Settings) -> None:
     """Refuses what the chosen method or family would not read."""
-    chosen = {f"--method={settings.method}", f"--vi_family={settings.vi_family}"}
-    for reader, flags in {
-        "--method=vi": VI_FLAGS,
-        "--vi_family=mean_field": MEAN_FIELD_FLAGS,
-        "--vi_family=layerwise": LAYERWISE_FLAGS,
-        "--method=mc_dropout": DROPOUT_FLAGS,
-    }.items():
+    for method, family, flags in (
+        ("vi", None, VI_FLAGS),
+        ("vi", "mean_field", MEAN_FIELD_FLAGS),
+        ("vi", "layerwise", LAYERWISE_FLAGS),
+        ("mc_dropout", None, DROPOUT_FLAGS),
+    ):
         given = [flag.name for flag in flags if settings.was_given(flag.name)]
-        if given and reader not in chosen:
-            raise UserError(f"{given[0]} is for {reader}.")
-        if given and reader.startswith("--vi_family") and settings.method != "vi":
-            raise UserError(f"{given[0]} is for --method=vi, not {settings.method}.")
+        if given and method != settings.method:
+            raise UserError(f"{given[0]} is for --method={method}, not {settings.method}.")
+        if given and family not in (None, settings.vi_family):
+            raise UserError(f"{given[0]} is for --vi_family={family}, not {settings.vi_family}.")
     if settings.mean_init_checkpoint and settings.init_checkpoint:
         raise UserError("Give mean_init_checkpoint or init_checkpoint, not both.")
 

@@ -187,6 +187,27 @@ def test_run_vi_says_what_it_covers_and_learned(tmp_path, capsys):
         assert (spread == 0) == name.endswith("/b"), name
 
 
+def test_layerwise_members_are_weighed_and_bounded(tmp_path, capsys):
+    flags = (
+        "--vi_family=layerwise --num_epochs=6 --pretrain_epochs=4 --pretrain_starts=2 "
+        "--num_members=2 --member_weights=stacking --vi_ensemble_size=25 --num_elbo_draws=8 "
+        "--num_inducing=6 --learn_noise"
+    )
+    run_here(run_vi, flags, tmp_path / "run")
+    out = capsys.readouterr().out
+    assert "6 inducing inputs: hidden_0, hidden_1, output; independent weights: likelihood" in out
+    assert "Pretraining: 4 MAP solution(s), 4 epochs." in out
+    assert "ELBO of the mixture, a lower bound of the log-evidence" in out
+    summary, draws, _ = outcome(tmp_path / "run")
+    assert summary["method"] == "layerwise" and summary["num_draws"] == 50
+    assert all(np.ptp(values, axis=1).min() > 0 for values in draws.values())
+    evidence = json.loads((tmp_path / "run/evidence.json").read_text())
+    assert "lower bound" in evidence["estimator"] and sum(evidence["weights"]) == pytest.approx(1)
+    # The mixture's ELBO is above the weighted mean of the members', by log 2 at most.
+    gain = evidence["value"] - np.dot(evidence["weights"], evidence["values"])
+    assert -1e-3 < gain < np.log(2) + 1e-3
+
+
 def test_run_implicit_says_what_it_does(tmp_path, capsys):
     one = " --num_members=1 --member_weights=even --num_evidence_draws=0 --num_draws=8"
     run_here(run_implicit, RUNS[run_implicit] + one, tmp_path / "run")

@@ -22,6 +22,7 @@ SCRIPTS = {
     "smc": run_smc,
     "vi": run_vi,
     "mc_dropout": run_vi,
+    "layerwise": run_vi,
     "implicit": run_implicit,
 }
 
@@ -58,6 +59,8 @@ def test_every_layer_applies_to_some_data_set():
         ("mc_dropout", "", "vi_estimator", None, "default"),
         ("vi", "", "num_epochs", 20_000, "VI on toy_regression"),
         ("vi", "--num_epochs=100", "kl_warmup_epochs", 50, "half of num_epochs"),
+        ("layerwise", "--dataset_name=wine", "num_epochs", None, "default"),
+        ("layerwise", "--dataset_name=mnist", "inducing", "minibatch", None),
         ("vi", "--num_epochs=100 --kl_warmup_epochs=70", "kl_warmup_epochs", 70.0, "given"),
         ("vi", "--dataset_name=imdb", "vi_sigma_init", 1e-3, f"{settings.STUDY}, VI"),
         ("sgmcmc", "--dataset_name=bostonHousing_1", "final_step_size", 1e-6, None),
