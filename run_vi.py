@@ -55,7 +55,7 @@ VI_FLAGS = (
     Flag("vi_sigma_init", "float", None, "Standard deviation of q at the start.", BY_DATA, above=0),
     Flag("vi_num_samples", "integer", None, "Draws of q per minibatch.", BY_DATA, lower_bound=1),
     Flag(
-        "num_elbo_draws",
+        "num_evidence_draws",
         "integer",
         None,
         "Draws for the final ELBO on all data; 0 for none.",
@@ -227,14 +227,14 @@ def complete(task: Task) -> Task:
     is_layerwise = task.method == "layerwise"
     small = is_layerwise and trees.size(task.log_joint.shapes) <= SMALL
     settings = task.settings.fill(
-        {"num_elbo_draws": 200 if small else 0}, "by the family and the number of weights"
+        {"num_evidence_draws": 200 if small else 0}, "by the family and the number of weights"
     )
     num_rows = len(task.dataset.y_train)
     settings = settings.fill({"num_inducing": min(100, num_rows)}, "100, or all training rows")
-    if 0 < settings.num_elbo_draws < 4:
+    if 0 < settings.num_evidence_draws < 4:
         raise UserError("Fewer than 4 draws give no error of the ELBO; 0 is for no ELBO.")
-    if settings.member_weights == "elbo" and not settings.num_elbo_draws:
-        raise UserError("Weights by ELBO need its value: give num_elbo_draws.")
+    if settings.member_weights == "elbo" and not settings.num_evidence_draws:
+        raise UserError("Weights by ELBO need its value: give num_evidence_draws.")
     if settings.member_weights == "stacking" and settings.vi_ensemble_size < loo.MIN_DRAWS:
         raise UserError(f"Stacking needs a vi_ensemble_size of at least {loo.MIN_DRAWS}.")
     return task._replace(settings=settings)

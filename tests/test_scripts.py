@@ -190,7 +190,7 @@ def test_run_vi_says_what_it_covers_and_learned(tmp_path, capsys):
 def test_layerwise_members_are_weighed_and_bounded(tmp_path, capsys):
     flags = (
         "--vi_family=layerwise --num_epochs=6 --pretrain_epochs=4 --pretrain_starts=2 "
-        "--num_members=2 --member_weights=stacking --vi_ensemble_size=25 --num_elbo_draws=8 "
+        "--num_members=2 --member_weights=stacking --vi_ensemble_size=25 --num_evidence_draws=8 "
         "--num_inducing=6 --learn_noise"
     )
     run_here(run_vi, flags, tmp_path / "run")

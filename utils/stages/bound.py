@@ -54,7 +54,7 @@ def stage(
 ) -> Callable[[State, Params], Params] | None:
     """What to do with the draws of the end (`Run.finish`); None if there is nothing to do."""
     settings, log_joint, dataset = task.settings, task.log_joint, task.dataset
-    kind, num_draws = settings.member_weights, settings.num_elbo_draws
+    kind, num_draws = settings.member_weights, settings.num_evidence_draws
     if family is None or (not num_draws and kind == "even"):
         return None
 
