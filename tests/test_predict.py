@@ -69,7 +69,7 @@ def command(folder, flags):
 OWN = Problem(target=("kind",), ignore=("price", "size"), split="part")
 HMC = (
     "--target=price --ignore=kind,size --num_iterations=5 --num_burn_in_iterations=2 "
-    "--num_chains=2 --trajectory_len=0.02 --noise_std=0.3"
+    "--num_chains=2 --trajectory_len=0.02 --noise_std=0.3 --warm_start_epochs=0"
 )
 VI = "--target=kind --ignore=price,size --num_epochs=2 --vi_ensemble_size=3"
 
