@@ -6,6 +6,7 @@ python benchmarks/devices.py fixed_sums       cost of --deterministic_sums, one 
 python benchmarks/devices.py dispatch         jax.pmap, shard_map and jit on sharded arrays
 python benchmarks/devices.py memory           of each of 1, 2 and 4 processes that share the rows
 python benchmarks/devices.py all_reduce       over loopback, against bytes, two processes
+python benchmarks/devices.py scaling          of a leapfrog step, one process and two
 """
 
 import os
@@ -112,7 +113,7 @@ def overhead():
                 return jax.lax.fori_loop(0, count, body, (state, jnp.zeros(())))
 
             one = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), state)
-            count = np.int32(4)
+            count = np.int32(4 if name == "hmc" else 40)  # a call is worth some milliseconds
             ours, bare = best(
                 lambda: compiled(state, data, np.int32(0), count),  # noqa: B023
                 lambda: plain(one, plain_data, count),  # noqa: B023
@@ -240,6 +241,29 @@ def all_reduce(*arguments):
         if hosts.is_first():
             least, median = min(times) * 1e6, np.median(times) * 1e6
             print(f"{4 * size:,} bytes: {median:,.0f} us in the median, {least:,.0f} at least")
+
+
+def scaling(*arguments):
+    """Processor time of a leapfrog step in one process and in each of two."""
+    if not arguments:
+        for count in (1, 2):
+            port = free_port()
+            for process in [start_again("scaling", port, count, i) for i in range(count)]:
+                process.wait()
+        return
+    join(*arguments)
+    for rows in (1000, 8000):
+        log_joint, inputs, targets = make_problem(rows, 100)
+        method = hmc.hmc(log_joint, step_size=1e-4, trajectory_length=2e-3, num_burn_in=0)
+        compiled, (state, data, first, last) = lower(method, inputs, targets)
+        jax.block_until_ready(compiled(state, data, first, last))
+        times = []
+        for _ in range(REPEATS):
+            started = time.process_time()
+            jax.block_until_ready(compiled(state, data, first, last))
+            times.append((time.process_time() - started) / 24)  # 21 gradients and three values
+        if hosts.is_first():
+            print(f"{arguments[1]} process(es), {rows} rows: {min(times) * 1e6:,.0f} us at least")
 
 
 if __name__ == "__main__":
