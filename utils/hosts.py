@@ -6,6 +6,7 @@ A lost process is noticed by the others in their next collective, at once on the
 after HEARTBEAT_SECONDS by the coordinator; they end with a sentence, and the same command goes on.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -182,6 +183,16 @@ def own_folder(directory: pathlib.Path) -> pathlib.Path:
 def go_on_alone() -> None:
     """From here on, process 0 computes with its own devices; the others have nothing left to do."""
     _alone.append(True)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Within, process 0 computes with its own devices: for what it alone has."""
+    go_on_alone()
+    try:
+        yield
+    finally:
+        _alone.pop()
 
 
 def devices() -> list[jax.Device]:

@@ -29,7 +29,7 @@ from haiku_posteriors.core.judging.diagnostics import MIN_DRAWS
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, devices, files
+from haiku_posteriors.utils import chains, devices, files, hosts
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.logging_utils import Sign, tell
 from haiku_posteriors.utils.settings import Settings
@@ -196,13 +196,16 @@ def refine(
     except Interrupted as request:
         request.directory = directory
         raise
-    report = _bias(log_joint, dataset, result, refinement, seed, say)
-    facts = _facts(refinement, result, pilot_gradients, report)
-    for sentence in _sentences(facts, total):
-        say(sentence)
-    if directory:
-        files.write_json(directory / FILE, facts)
-    moved = jax.tree.map(lambda leaf: leaf[:, 0], result.draws)
+    if hosts.is_first():  # the others have no result
+        with hosts.alone():
+            report = _bias(log_joint, dataset, result, refinement, seed, say)
+        facts = _facts(refinement, result, pilot_gradients, report)
+        for sentence in _sentences(facts, total):
+            say(sentence)
+        if directory:
+            files.write_json(directory / FILE, facts)
+    moved = jax.tree.map(lambda leaf: leaf[:, 0], result.draws) if hosts.is_first() else None
+    moved = hosts.share_arrays(moved, flat)
     return jax.tree.map(lambda leaf: leaf.reshape(*leading, *leaf.shape[1:]), moved)
 
 
@@ -217,8 +220,9 @@ def _pilot(
 ) -> tuple[float, int]:
     """The step size that a pilot finds, or has found in an earlier session, and its gradients."""
     path = directory / FOLDER / "pilot.json" if directory else None
-    if path and path.is_file():
-        found = files.read_json(path, {"step_size": float, "gradients": int})
+    form = {"step_size": float, "gradients": int}
+    found = hosts.on_first(lambda: files.read_json(path, form) if path and path.is_file() else None)
+    if found is not None:
         return found["step_size"], found["gradients"]
     some = np.unique(np.linspace(0, len(jax.tree.leaves(flat)[0]) - 1, PILOT_DRAWS).astype(int))
     method = refinement.pilot(log_joint)
