@@ -25,6 +25,7 @@ from haiku_posteriors.core.judging.chain_statistics import effective_sample_size
 # In posterior standard deviations: half of the error that 100 effective draws leave in a mean is
 # 0.05, so that a bias of 0.1 is what a larger run would show.
 TOLERANCE = 0.1
+SMALLEST_RATIO = 1e-4  # of variances after and before
 NUM_ERRORS = 2  # a shift counts for what of it is beyond this many standard errors
 
 
@@ -86,6 +87,8 @@ def shift(before: ArrayLike, after: ArrayLike) -> Shift:
     mean_error = np.sqrt((variance / ess + after_error).sum(axis=0)) / num_chains
 
     total, after_total = variance.mean(axis=0), after_variance.mean(axis=0)
+    # Where all go beyond the draws before, scores have come to their end and do not vary.
+    after_total = np.maximum(after_total, SMALLEST_RATIO * total)
     square_error = squares.var(axis=1) / _ess_by_chain(squares)
     after_square_error = after_squares.var(axis=1, ddof=1) / num_starts
     spread_error = (

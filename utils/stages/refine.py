@@ -42,7 +42,7 @@ ENERGY_VARIANCE = 1e-3
 STEPS_PER_PIECE = (
     25  # of mclmc: after which a divergence is taken back, and the step size looked at
 )
-MAX_TRANSITIONS = 10  # of hmc
+MAX_TRANSITIONS = 20  # of hmc
 PILOT_DRAWS, PILOT_TRANSITIONS = 8, 40  # of hmc
 BIAS_DRAWS, BIAS_TRANSITIONS = 32, 20
 REMEDY = "Raise refine_steps; if that does not help, give a smaller refine_step_size."

@@ -36,7 +36,7 @@ def moved(refinement, directory=None, draws=WRONG):
 
 @pytest.mark.parametrize(
     "refinement",
-    [Refinement("mclmc", 400), pytest.param(Refinement("hmc", 200), marks=pytest.mark.slow)],
+    [Refinement("mclmc", 400), pytest.param(Refinement("hmc", 600), marks=pytest.mark.slow)],
     ids=lambda refinement: refinement.kind,
 )
 def test_wrong_draws_become_right_ones(refinement):
