@@ -44,8 +44,10 @@ def sum_in_blocks(
             one = jnp.isfinite(data.weights[0]).astype(jnp.int32)
             own = add_in_pairs(_one_by_one(lambda block: function(params, block), blocks, one))
             gathered = jax.lax.all_gather(own, axis)
-            # A loop of one turn: what follows is not compiled together with the additions.
-            return jax.lax.fori_loop(0, one, lambda *_: add_in_pairs(gathered), own)
+            # A loop of one turn: what follows is not compiled together with the additions, whose
+            # number depends on the devices.
+            zeros = jax.tree.map(jnp.zeros_like, own)
+            return jax.lax.fori_loop(0, one, lambda *_: add_in_pairs(gathered), zeros)
 
         return jax.shard_map(
             sum_of_device,

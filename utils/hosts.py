@@ -2,8 +2,9 @@
 
 All processes take the same decisions, since a program over the devices of all needs all of them.
 What may differ from process to process (times, signals, what is on disk) is agreed on here.
-A lost process is noticed by the others in their next collective, at once on the same network, or
-after HEARTBEAT_SECONDS by the coordinator; they end with a sentence, and the same command goes on.
+A process that dies is noticed by the others in their next collective, and they end with a sentence;
+one that hangs is noticed by JAX after HEARTBEAT_SECONDS, which ends them with words of its own.
+Either way the same command goes on.
 """
 
 import contextlib

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from haiku_posteriors.core import trees
-from haiku_posteriors.core.data import Data, Inputs, count_rows, take_rows
+from haiku_posteriors.core.data import Data, Inputs, count_rows, num_minibatches, take_rows
 from haiku_posteriors.core.densities import ElboTerms
 from haiku_posteriors.core.errors import UserError, check_positive, unknown_name
 from haiku_posteriors.core.layerwise import layers, posteriors
@@ -208,7 +208,9 @@ def layerwise_vi(
     ) -> tuple[LayerwiseState, Info]:
         inputs = state.posterior.inducing_inputs
         if inducing == "minibatch":
-            inputs = _some_rows(jax.random.fold_in(rng_key, 1), batch, count_rows(inputs))
+            inputs = _some_rows(
+                jax.random.fold_in(rng_key, 1), batch, batch_size, count_rows(inputs)
+            )
 
         def whole(learned: Layerwise) -> Layerwise:
             return learned if learns_inputs else learned._replace(inducing_inputs=inputs)
@@ -236,7 +238,7 @@ def layerwise_vi(
     def sample(rng_key: jax.Array, state: LayerwiseState, num_draws: int) -> Params:
         return family.sample(rng_key, state.posterior, num_draws)
 
-    return Method(init, step, sample)
+    return Method(init, step, sample, in_minibatches=True)
 
 
 def _are_floats(inputs: Inputs) -> bool:
@@ -252,9 +254,9 @@ def _standard_inputs(log_joint: LogJoint, count: int = 10) -> Inputs:
     return trees.normal_like(jax.random.key(0), shapes)
 
 
-def _some_rows(rng_key: jax.Array, batch: Data, count: int) -> Inputs:
-    """`count` of a minibatch's inputs, without its padding."""
-    available = min(batch.num_rows, batch.weights.shape[0])
+def _some_rows(rng_key: jax.Array, batch: Data, batch_size: int, count: int) -> Inputs:
+    """`count` of a minibatch's inputs, without the padding that devices ask for."""
+    available = -(-batch.num_rows // num_minibatches(batch.num_rows, batch_size))
     if count > available:
         raise UserError(
             f"{count} inducing inputs cannot be rows of a minibatch of {available}: lower "

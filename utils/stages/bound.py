@@ -111,7 +111,7 @@ def find(
 
     dtype = jnp.result_type(*jax.tree.leaves(members))
     parts = [
-        devices.to_host(terms(members, jnp.asarray(weights, dtype), data, jnp.asarray(part)))
+        devices.to_host(terms(members, np.asarray(weights, dtype), data, np.int32(part)))
         for part in range(-(-num_draws // at_once))
     ]
     elbos, gains = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
@@ -148,7 +148,7 @@ def stacking_weights(log_joint: LogJoint, dataset: Dataset, draws: Params) -> np
     scores = []
     for member in range(len(jax.tree.leaves(draws)[0])):
         own = jax.tree.map(lambda leaf: leaf[member], draws)  # noqa: B023
-        values = np.asarray(log_likelihoods(own, data), float)[:, : data.num_rows]
+        values = devices.to_host(log_likelihoods(own, data))[:, : data.num_rows].astype(float)
         scores.append(loo.loo(values[None], temperature=log_joint.temperature).by_row)
     return densities.stacking_weights(np.stack(scores, axis=1))
 
