@@ -66,7 +66,8 @@ LONG_FILES = (
 def first_device_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with one device: programs for several take longer to compile."""
     first = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *_: first)
+    for name in ("devices", "local_devices"):
+        monkeypatch.setattr(jax, name, lambda *_, **__: first)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,8 @@ def module_on_first_device() -> Iterator[None]:
     """The same for all of a file, fixtures of its own included, that name this one first."""
     first = jax.devices()[:1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda *_: first)
+        for name in ("devices", "local_devices"):
+            patch.setattr(jax, name, lambda *_, **__: first)
         yield
 
 
