@@ -39,9 +39,7 @@ from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import Run, RunResult
 
 ENERGY_VARIANCE = 1e-3
-STEPS_PER_PIECE = (
-    25  # of mclmc: after which a divergence is taken back, and the step size looked at
-)
+STEPS_PER_PIECE = 25  # of mclmc, after which divergences are taken back and step sizes adapted
 MAX_TRANSITIONS = 20  # of hmc
 PILOT_DRAWS, PILOT_TRANSITIONS = 8, 40  # of hmc
 BIAS_DRAWS, BIAS_TRANSITIONS = 32, 20

@@ -162,6 +162,31 @@ def test_folded_maps_stay_below_their_entropy(name):
     assert float(jnp.mean(linearised)) > truth + 0.1
 
 
+@pytest.mark.slow
+def test_a_reverse_model_that_saw_the_latent_would_be_no_bound():
+    """Started at z_0, it finds the one fold of sin(10 z) that w came from: too high by a nat."""
+    function, scale, _ = MAPS["sin 10 z"]
+
+    @jax.jit
+    @jax.vmap
+    def values(key):
+        keys = jax.random.split(key, 3)
+        z, e = (jax.random.normal(k, (1,)) for k in keys[:2])
+        return bounds.entropy_bound(
+            keys[2],
+            lambda z: function(z) / scale,
+            jnp.log(jnp.array([scale])),
+            z,
+            e,
+            lambda whitened, target: bounds.laplace_mixture(whitened, target, z[None]),
+            100,
+        )
+
+    found = np.asarray(values(jax.random.split(jax.random.key(0), 1000)), float)
+    error = found.std() / math.sqrt(len(found))
+    assert found.mean() > entropy_by_quadrature(function, scale) + 5 * error + 0.3
+
+
 def test_densities_are_those_of_the_draws():
     """A mixture in one dimension: it integrates to 1 and has the moments of its draws."""
     ones = jnp.ones((2, 1))
