@@ -233,8 +233,8 @@ def complete(task: Task) -> Task:
     settings = settings.fill({"num_inducing": min(100, num_rows)}, "100, or all training rows")
     if 0 < settings.num_evidence_draws < 4:
         raise UserError("Fewer than 4 draws give no error of the ELBO; 0 is for no ELBO.")
-    if settings.member_weights == "elbo" and not settings.num_evidence_draws:
-        raise UserError("Weights by ELBO need its value: give num_evidence_draws.")
+    if settings.member_weights == "evidence" and not settings.num_evidence_draws:
+        raise UserError("Weights by evidence need its bound: give num_evidence_draws.")
     if settings.member_weights == "stacking" and settings.vi_ensemble_size < loo.MIN_DRAWS:
         raise UserError(f"Stacking needs a vi_ensemble_size of at least {loo.MIN_DRAWS}.")
     return task._replace(settings=settings)

@@ -31,9 +31,12 @@ from haiku_posteriors.utils.report import loaded_runs
 from haiku_posteriors.utils.stages import refine
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
+LAYERWISE = ("run_vi.py", "--vi_family=layerwise")
 # A method is a line here; {n} is the number of draws. An ensemble's draws are its members.
 METHODS = {
-    "mean-field": ("run_vi.py", "--vi_ensemble_size={n}"),
+    "mean-field": ("run_vi.py", "--vi_ensemble_size={n}", "--num_evidence_draws=200"),
+    "layerwise": (*LAYERWISE, "--vi_ensemble_size={n}"),
+    "layerwise_of_8": (*LAYERWISE, "--num_members=8", "--vi_ensemble_size={eighth}"),
     "implicit": ("run_implicit.py", "--num_draws={n}"),
     "ensemble": ("run_sgd.py", "--num_members={n}"),
 }
@@ -128,7 +131,8 @@ def main() -> None:
     rows = []
     for name in arguments.methods.split(","):
         script, *flags = METHODS[name]
-        flags = [flag.format(n=arguments.draws) for flag in flags]
+        eighth = -(-arguments.draws // 8)
+        flags = [flag.format(n=arguments.draws, eighth=eighth) for flag in flags]
         for seed in arguments.seeds.split(","):
             folder = arguments.folder / f"{name}_{seed}"
             seconds = finished(folder, script, f"--seed={seed}", *flags, *problem)

@@ -64,9 +64,9 @@ def stage(
         arguments = (log_joint, dataset, family, members)
         if kind == "stacking":
             weights = stacking_weights(log_joint, dataset, draws)
-        elif kind == "elbo":
+        elif kind == "evidence":
             first = find(*arguments, weights, settings.seed, num_draws)
-            weights = mixtures.weigh("elbo", first.values)
+            weights = mixtures.weigh("evidence", first.values)
         if num_draws:
             print(tell(directory, find(*arguments, weights, settings.seed, num_draws), task))
         if kind == "even":
