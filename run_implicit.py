@@ -29,9 +29,10 @@ from haiku_posteriors.utils import (
     optim_utils,
     script_utils,
     tasks,
+    training_runs,
 )
 from haiku_posteriors.utils.cmd_args_utils import Flag
-from haiku_posteriors.utils.report import evidence
+from haiku_posteriors.utils.report import evidence, training
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.stages import generator_files, mixture, pretrain, refine
 from haiku_posteriors.utils.tasks import Task
@@ -178,12 +179,12 @@ def run(settings: Settings) -> None:
     settings = task.settings
     method = make_method(task, generator)
     directory = tasks.open_folder(task)
-    tasks.execute(
+    training_runs.train(
         task,
         directory,
         method,
-        num_chains=settings.num_members,
-        num_steps=settings.num_epochs,
+        training.ELBO._replace(name=f"{settings.objective} objective"),
+        num_members=settings.num_members,
         initial_params=find_starts(task, directory),
         num_draws=settings.num_draws,
         change_draws=functools.partial(
@@ -228,7 +229,7 @@ def make_method(task: Task, generator: Generator) -> Method:
     """Implicit VI as the settings describe it."""
     settings = task.settings
     num_rows = len(task.dataset.y_train)
-    optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
+    optimizer = optim_utils.optimizer_of(settings, num_rows)
     if settings.clip_gradient:
         optimizer = optax.chain(optax.clip_by_global_norm(settings.clip_gradient), optimizer)
     batches = num_minibatches(num_rows, settings.batch_size)

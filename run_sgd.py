@@ -15,10 +15,12 @@ from haiku_posteriors.utils import (
     optim_utils,
     script_utils,
     tasks,
+    training_runs,
 )
 from haiku_posteriors.utils.cmd_args_utils import Flag
+from haiku_posteriors.utils.report import training
 from haiku_posteriors.utils.settings import Settings
-from haiku_posteriors.utils.stages import refine
+from haiku_posteriors.utils.stages import local_scales, refine
 
 FLAGS = (Flag("num_members", "integer", 1, "Members of the deep ensemble.", lower_bound=1),)
 GROUPS = {
@@ -34,17 +36,20 @@ def run(settings: Settings) -> None:
     task = tasks.load_task("sgd", settings)
     settings, log_joint = task.settings, task.log_joint
     num_rows = len(task.dataset.y_train)
-    optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
+    optimizer = optim_utils.optimizer_of(settings, num_rows)
     starts = checkpoint_utils.load_starts(
         settings.init_checkpoint, log_joint.shapes, settings.num_members, "num_members"
     )
     directory = tasks.open_folder(task)
-    tasks.execute(
+    training_runs.train(
         task,
         directory,
         sgd.sgd(log_joint, optimizer, settings.batch_size),
-        num_chains=settings.num_members,
-        num_steps=settings.num_epochs,
+        training.LOG_JOINT,
+        num_members=settings.num_members,
+        measure=lambda result: {
+            "remaining": local_scales.remaining_gain(task, result.state.params)
+        },
         initial_params=starts,
         change_draws=refine.stage(task, directory),
     )

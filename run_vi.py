@@ -8,6 +8,7 @@ python run_vi.py --method=map
 python run_vi.py --vi_ensemble_size=100 --refine=mclmc   each draw moved to the posterior
 """
 
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -28,10 +29,12 @@ from haiku_posteriors.utils import (
     optim_utils,
     script_utils,
     tasks,
+    training_runs,
 )
 from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
+from haiku_posteriors.utils.report import training
 from haiku_posteriors.utils.settings import Settings
-from haiku_posteriors.utils.stages import bound, layerwise, refine
+from haiku_posteriors.utils.stages import bound, layerwise, local_scales, refine, warm_start
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
@@ -91,7 +94,16 @@ MEAN_FIELD_FLAGS = (
         "float",
         None,
         "Epochs over which the KL's factor grows to its full value.",
-        BY_DATA,
+        "0",
+        lower_bound=0,
+    ),
+    Flag(
+        "warm_start_epochs",
+        "integer",
+        None,
+        "Epochs of Adam, at most, that train a network to begin at; its curvature gives the first "
+        "standard deviations. 0 for none.",
+        "some 5,000 updates; none where num_epochs is given",
         lower_bound=0,
     ),
     Flag(
@@ -146,6 +158,12 @@ DROPOUT_FLAGS = (
         below=1,
     ),
 )
+OBJECTIVES = {
+    "vi": training.ELBO,
+    "layerwise": training.ELBO,
+    "mc_dropout": training.DROPOUT,
+    "map": training.LOG_JOINT,
+}
 GROUPS = {
     **cmd_args_utils.PROBLEM,
     "Training": cmd_args_utils.OPTIMIZER,
@@ -165,7 +183,7 @@ def make_method(task: Task) -> tuple[Method, Family | None]:
     if task.method == "layerwise":
         return layerwise.make_method(task)
     num_rows = len(task.dataset.y_train)
-    optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
+    optimizer = optim_utils.optimizer_of(settings, num_rows)
     if task.method == "map":
         return sgd.sgd(log_joint, optimizer, settings.batch_size), None
     if task.method == "mc_dropout":
@@ -269,26 +287,50 @@ def run(settings: Settings) -> None:
     task = complete(tasks.load_task("layerwise" if is_layerwise else settings.method, settings))
     settings = task.settings
     method, family = make_method(task)
-    starts = checkpoint_utils.load_starts(
+    given = checkpoint_utils.load_starts(
         settings.mean_init_checkpoint or settings.init_checkpoint,
         task.log_joint.shapes,
         settings.num_members,
         "num_members",
     )
     directory = tasks.open_folder(task)
-    if is_layerwise and starts is None:
-        starts = layerwise.find_starts(task, directory)
-    tasks.execute(
+    training_runs.train(
         task,
         directory,
         method,
-        num_chains=settings.num_members,
-        num_steps=settings.num_epochs,
-        initial_params=starts,
+        OBJECTIVES[task.method],
+        num_members=settings.num_members,
+        measure=functools.partial(measure, task),
+        initial_params=find_starts(task, directory, given),
         num_draws=1 if task.method == "map" else settings.vi_ensemble_size,
         change_draws=final_draws(task, directory, method, family),
         judge=report_prior_scales if task.method == "vi" else None,
     )
+
+
+def find_starts(
+    task: Task, directory: pathlib.Path, given: Params | None
+) -> Params | vi.VariationalParams | None:
+    """Where the members start; around trained networks q is as wide as the curvature says."""
+    settings = task.settings
+    if task.method == "layerwise" and given is None:
+        return layerwise.find_starts(task, directory)
+    if task.method != "vi" or not settings.warm_start_epochs:
+        return given
+    trained = warm_start.train_starts(task, directory, given, settings.num_members)
+    if settings.was_given("vi_sigma_init") or not local_scales.is_affordable(task):
+        return trained
+    return local_scales.mean_field_starts(task, trained)
+
+
+def measure(task: Task, result: RunResult) -> dict[str, np.ndarray | None]:
+    """What else a verdict on the method needs to know."""
+    if task.method == "map":
+        return {"remaining": local_scales.remaining_gain(task, result.state.params)}
+    is_posterior = task.method == "vi" and task.settings.learn_prior_scale == "None"
+    if not is_posterior:
+        return {}
+    return {"pareto_k": local_scales.pareto_k(task, result.state.variational)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

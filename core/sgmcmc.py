@@ -106,6 +106,33 @@ _NO_PRECONDITIONER = Preconditioner(
 )
 
 
+def fixed_mass(mass: Params) -> Preconditioner:
+    """A mass that is known beforehand, such as the diagonal curvature at a mode."""
+    scales = jax.tree.map(jax.lax.rsqrt, mass)
+    return Preconditioner(
+        lambda params: (), lambda state, gradient: scales, lambda state, gradient: state
+    )
+
+
+def noise_bias(step_size: float, momentum_decay: float, noise: Params, scale: Params) -> jax.Array:
+    """Excess of the variance by gradient noise, relative, on average over the coordinates.
+
+        mean_i eps C_i / (2 (1 - beta) M_i)
+
+    to first order in eps, by the formulas at the head of this file, of both samplers (SGLD is
+    beta = 0). C is the noise of a minibatch by itself; those of an epoch share the rows, and their
+    errors cancel over times longer than an epoch: slow directions have less of it.
+
+    Args:
+      step_size: eps.
+      momentum_decay: beta.
+      noise: C, see `core.curvature.gradient_noise`.
+      scale: M^-1/2.
+    """
+    excess = trees.total(jax.tree.map(lambda c, s: c * jnp.square(s), noise, scale))
+    return step_size * excess / (2 * (1 - momentum_decay) * trees.size(noise))
+
+
 class SamplerState(NamedTuple):
     """The number of steps done, the velocity in units of M^-1/2, the preconditioner's state."""
 
@@ -279,7 +306,8 @@ def sgmcmc(
       batch_size: maximum rows per minibatch.
 
     Returns:
-      The method. Its draws are copies of the current parameters.
+      The method. Its draws are copies of the current parameters. Beside `log_joint` the infos have
+      `kinetic_temperature`, mean v^2, for samplers with a velocity: 1 but for noise.
 
     Example, with `log_joint` and `data` as in `make_log_joint`:
 
@@ -305,7 +333,12 @@ def sgmcmc(
             gradient, state.sampler_state, state.params, rng_key=rng_key, random=random
         )
         params = optax.apply_updates(state.params, moves)
-        return SGMCMCState(params, sampler_state), {"log_joint": -loss}
+        info = {"log_joint": -loss}
+        if isinstance(sampler_state, SamplerState) and jax.tree.leaves(sampler_state.velocity):
+            velocity, _ = log_joint.partition(sampler_state.velocity)
+            squares = jax.tree.map(jnp.square, velocity)
+            info["kinetic_temperature"] = trees.total(squares) / trees.size(squares)
+        return SGMCMCState(params, sampler_state), info
 
     def step(rng_key: jax.Array, state: SGMCMCState, data: Data) -> tuple[SGMCMCState, Info]:
         return minibatch_epoch(rng_key, update, state, data, batch_size)

@@ -84,14 +84,30 @@ def initial_variational(
 ) -> VariationalParams:
     """q around `params`, with the standard deviation `sigma_init` for every random parameter."""
     mean, point = log_joint.partition(params)
-    raw = sigma_init + math.log(-math.expm1(-sigma_init))  # the inverse of softplus
-    raw_scale = jax.tree.map(lambda leaf: jnp.full_like(leaf, raw), mean)
+    rho = inverse_softplus(sigma_init)
+    raw_scale = jax.tree.map(lambda leaf: jnp.full_like(leaf, rho), mean)
     log_prior_scale = {}
     for name, leaf in trees.named_leaves(mean).items():
         if learn_prior_scale is not None and trees.module_name(name) != PARAMETER_GROUP:
             group = {"one": "*", "module": trees.module_name(name), "leaf": name}[learn_prior_scale]
             log_prior_scale[group] = jnp.zeros((), leaf.dtype)
     return VariationalParams(mean, raw_scale, point, log_prior_scale)
+
+
+def inverse_softplus(sigma: float | jax.Array) -> jax.Array:
+    """rho for a standard deviation."""
+    return sigma + jnp.log(-jnp.expm1(-sigma))
+
+
+def log_density(variational: VariationalParams, random: Params) -> jax.Array:
+    """log q of random parameters, as `LogJoint.partition` leaves them; a scalar."""
+
+    def term(mean: jax.Array, raw: jax.Array, leaf: jax.Array) -> jax.Array:
+        sigma = jax.nn.softplus(raw)
+        return -0.5 * jnp.square((leaf - mean) / sigma) - jnp.log(sigma)
+
+    terms = trees.total(jax.tree.map(term, variational.mean, variational.raw_scale, random))
+    return terms - 0.5 * math.log(2 * math.pi) * trees.size(random)
 
 
 def sample_params(rng_key: jax.Array, variational: VariationalParams) -> Params:
@@ -216,8 +232,9 @@ def mean_field_vi(
         they overfit. The prior of a likelihood's own parameter is not scaled.
 
     Returns:
-      The method. Infos are, at each minibatch: `log_joint`, the estimate of E_q[log p_T(w, D)];
-      `expected_log_likelihood`, tempered; `kl`, not weighted; `elbo`, their difference; and
+      The method; `init` also takes `VariationalParams`. Infos are, at each minibatch: `log_joint`,
+      the estimate of E_q[log p_T(w, D)]; `expected_log_likelihood`, tempered; `kl`, not weighted;
+      `elbo`, their difference; `objective`, the same with the KL weighted; and
       `prior_scale/<group>` for each factor that is learned.
 
     Example, with `log_joint` and `data` as in `make_log_joint`:
@@ -246,9 +263,12 @@ def mean_field_vi(
     weigh = kl_weights.make_kl_weight(kl_weight)
     optimizer = optax.adam(1e-2) if optimizer is None else optimizer
 
-    def init(rng_key: jax.Array, params: Params | None) -> VIState:
-        params = log_joint.init(rng_key) if params is None else params
-        variational = initial_variational(log_joint, params, sigma_init, learn_prior_scale)
+    def init(rng_key: jax.Array, params: Params | VariationalParams | None) -> VIState:
+        if isinstance(params, VariationalParams):
+            variational = params
+        else:
+            params = log_joint.init(rng_key) if params is None else params
+            variational = initial_variational(log_joint, params, sigma_init, learn_prior_scale)
         return VIState(variational, jnp.zeros((), jnp.int32), optimizer.init(variational))
 
     def update(rng_key: jax.Array, state: VIState, batch: Data) -> tuple[VIState, Info]:
@@ -258,14 +278,17 @@ def mean_field_vi(
         if kl_warmup_steps:
             factor = factor * jnp.minimum((state.num_steps + 1) / kl_warmup_steps, 1.0)
 
-        def loss(variational: VariationalParams) -> tuple[jax.Array, MeanFieldTerms]:
+        def loss(
+            variational: VariationalParams,
+        ) -> tuple[jax.Array, tuple[MeanFieldTerms, jax.Array]]:
             terms = evidence_terms(
                 rng_key, log_joint, variational, batch, estimator, kl, num_samples
             )
             weighted = factor.astype(terms.divergence.dtype) * terms.divergence
-            return weighted - terms.expected_log_likelihood, terms
+            objective = terms.expected_log_likelihood - weighted
+            return -objective, (terms, objective)
 
-        gradient, terms = jax.grad(loss, has_aux=True)(state.variational)
+        gradient, (terms, objective) = jax.grad(loss, has_aux=True)(state.variational)
         variational, optimizer_state = optimize(
             optimizer, gradient, state.optimizer_state, state.variational
         )
@@ -274,6 +297,7 @@ def mean_field_vi(
             "expected_log_likelihood": terms.expected_log_likelihood,
             "kl": terms.divergence,
             "elbo": terms.expected_log_likelihood - terms.divergence,
+            "objective": objective,
         }
         for group, value in state.variational.log_prior_scale.items():
             info[f"prior_scale/{group}"] = jnp.exp(value)

@@ -32,7 +32,9 @@ pytestmark = pytest.mark.usefixtures("first_device_only")
 
 # Long enough for a kill to fall between two checkpoints, with all that each method has.
 RUNS = {
-    run_sgd: "--num_epochs=4000 --eval_freq=500 --save_freq=100 --num_members=2",
+    run_sgd: (
+        "--num_epochs=4000 --until_converged --eval_freq=500 --save_freq=100 --num_members=2"
+    ),
     run_hmc: (
         "--num_iterations=24 --num_burn_in_iterations=12 --eval_freq=8 --save_freq=4 "
         "--num_chains=2 --trajectory_len=0.05 --warm_start_epochs=300"
@@ -91,7 +93,12 @@ def test_run_sgd_leaves_what_the_design_says(whole):
     assert any(name.startswith("events.out.tfevents") for name in left)
     assert not [path for path in directory.rglob("*") if path.name.startswith(".")]
     summary, draws, predictions = outcome(directory)
-    assert summary["num_parameters"] == 105 and summary["steps"] == 4000 and summary["seed"] == 0
+    assert summary["num_parameters"] == 105 and summary["seed"] == 0
+    judged = json.loads((directory / "diagnostics.json").read_text())
+    # Two rounds of 1,000 epochs at least.
+    assert 2000 <= summary["steps"] <= 4000 and summary["steps"] % 1000 == 0
+    assert judged["converged"] == all(judged["ended_by_itself"]) == (summary["steps"] < 4000)
+    assert "Verdict: " in out and "nats are left to gain" in out
     assert (
         summary["device"]["count"] == 1 and summary["versions"]["haiku-posteriors"] == __version__
     )
@@ -100,6 +107,17 @@ def test_run_sgd_leaves_what_the_design_says(whole):
     assert predictions["test_predictions"].shape == (2, 128, 2)
     assert predictions["test_targets"].shape == (128, 1)
     assert "runs" in out and "predictive.png" in out and "epoch" in out
+
+
+def test_a_time_limit_ends_a_run_that_goes_on_without_it(whole, tmp_path):
+    run_here(run_sgd, f"{RUNS[run_sgd]} --time_limit=1e-4", tmp_path / "run")
+    summary, *_ = outcome(tmp_path / "run")
+    judged = json.loads((tmp_path / "run" / "diagnostics.json").read_text())
+    assert summary["epochs"] < 1000 and "cut short" in judged["problems"][0]
+    run_here(run_sgd, RUNS[run_sgd], tmp_path / "run")
+    _, draws, _ = outcome(tmp_path / "run")
+    for name, expected in outcome(whole(run_sgd)[0])[1].items():
+        np.testing.assert_array_equal(draws[name], expected)
 
 
 def test_run_hmc_leaves_draws_history_and_a_verdict(whole):
@@ -382,10 +400,12 @@ MISTAKES = {
         "--init_checkpoint=nowhere": "There is no file nowhere",
     },
     run_sgmcmc: {
-        "--num_burnin_epochs=300000": "There would be no draws: the first comes num_burnin_epochs "
-        "+ ensemble_freq = 300000 + 2000 epochs from the start, and num_epochs is 300000.",
-        "--num_epochs=1500 --step_size_schedule=cyclical": "num_burnin_epochs + "
-        "step_size_cycle_length_epochs = 750 + 2000",
+        "--num_burnin_epochs=300000 --num_epochs=300000": "There would be no draws: the first "
+        "comes num_burnin_epochs + ensemble_freq = 300000 + 1 epochs from the start, and "
+        "num_epochs is 300000.",
+        "--num_epochs=90 --step_size_schedule=cyclical": "num_burnin_epochs + "
+        "step_size_cycle_length_epochs = 45 + 50",
+        "--warm_start_epochs=0": "The curvature is that of trained starts",
         "--init_step_size=-1": "init_step_size must be positive and finite, not -1.0",
         "--final_step_size=0": "final_step_size must be positive and finite, not 0.0",
         "--optimizer=Adam": "Unknown command line flag 'optimizer'",
@@ -448,10 +468,7 @@ def test_settings_are_shown_with_their_sources_and_nothing_is_written(tmp_path, 
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert shown["num_epochs"].split() == ["9000", "given"]
     assert shown["num_burnin_epochs"].split(maxsplit=1) == ["4500", "half of num_epochs"]
-    assert (
-        shown["momentum_decay"].startswith("0.98")
-        and "chosen against HMC" in shown["momentum_decay"]
-    )
+    assert shown["preconditioner"].split(maxsplit=1) == ["curvature", "SGMCMC outside the study"]
 
 
 def test_a_step_size_too_large_ends_with_epoch_and_step(tmp_path):

@@ -47,7 +47,7 @@ def run_chains(
         )
     rules = ChainRules(burn_in, trajectory_length(task), adjusted)
     directory = tasks.open_folder(task)
-    starts = warm_start.train_starts(task, directory, given)
+    starts = warm_start.train_starts(task, directory, given, settings.num_chains)
     tasks.execute(
         task,
         directory,

@@ -149,7 +149,7 @@ def load_params(path: pathlib.Path, template: Params) -> Params:
 
     Args:
       path: a run's folder, a file of draws, or a checkpoint whose state has `params`, by itself or
-        in a `position`.
+        in a `position`, or that of an optimiser in a `state`.
       template: the network's parameters (shapes suffice), which the file must fit.
 
     Returns:
@@ -164,7 +164,7 @@ def load_params(path: pathlib.Path, template: Params) -> Params:
     in_state = {
         found[1]: leaf
         for name, leaf in tensors.items()
-        if (found := re.match(r"(?:position/)?params/(.+)", name))
+        if (found := re.match(r"(?:state/)?(?:position/)?params/(.+)", name))
     }
     stacked = in_state or {name: leaf[:, -1] for name, leaf in tensors.items()}
     chains = next(iter(stacked.values())).shape[0] if stacked else 0
@@ -206,8 +206,11 @@ def load_part(directory: pathlib.Path, part: str, template: Params) -> Params:
     if not candidates:
         raise UserError(f"{directory} holds no checkpoints.")
     tensors, _ = load_tensors(candidates[0])
-    prefix = f"{part}/"
-    found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    found = {
+        match[1]: leaf
+        for name, leaf in tensors.items()
+        if (match := re.fullmatch(rf"(?:state/)?{part}/(.+)", name))
+    }
     return _fit(candidates[0], found, template)
 
 

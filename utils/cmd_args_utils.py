@@ -32,8 +32,8 @@ class Flag(NamedTuple):
     Attributes:
       name: without dashes.
       kind: "float", "integer", "bool", "string", "enum", "list", "strings" (may be given several
-        times), "path", "paths" (separated by commas, may be given several times), or "alias" of the
-        flag that `default` names.
+        times), "automatic" (an integer, or 'auto' for None), "path", "paths" (separated by commas,
+        may be given several times), or "alias" of the flag that `default` names.
       default: None if it depends on other things.
       help: a sentence.
       by_default: what happens if it is not given, for flags whose default is None.
@@ -202,6 +202,14 @@ RUN = (
         "Draw what the prior says of the data, before the run: prior_predictive.png.",
     ),
     Flag("tabulate_freq", "integer", 40, "Rows between two headers of the table.", lower_bound=1),
+    Flag(
+        "time_limit",
+        "float",
+        None,
+        "Minutes after which the run ends with what it has.",
+        "none",
+        above=0,
+    ),
 )
 MINIBATCHES = (
     Flag(
@@ -212,7 +220,14 @@ MINIBATCHES = (
         BY_DATA,
         above=0,
     ),
-    Flag("num_epochs", "integer", None, "Passes over the data.", BY_DATA, lower_bound=1),
+    Flag(
+        "num_epochs",
+        "automatic",
+        None,
+        "Passes over the data, or 'auto': until the verdict is converged.",
+        "auto; a published number for the data sets of the HMC study",
+        lower_bound=1,
+    ),
     Flag("batch_size", "integer", None, "Maximum rows per minibatch.", BY_DATA, lower_bound=1),
     Flag("eval_freq", "integer", None, "Epochs between evaluations.", BY_DATA, lower_bound=1),
     Flag("save_freq", "integer", None, "Epochs between checkpoints.", BY_DATA, lower_bound=1),
@@ -221,6 +236,13 @@ MINIBATCHES = (
 )
 OPTIMIZER = (
     *MINIBATCHES,
+    Flag(
+        "until_converged",
+        "bool",
+        None,
+        "End as soon as the verdict is converged; num_epochs is then the most.",
+        "unless num_epochs is given",
+    ),
     Flag("optimizer", "enum", None, "Optimizer.", BY_DATA, choices=OPTIMIZERS),
 )
 REFINEMENT = (
@@ -382,7 +404,11 @@ def _checked(flag: Flag, value: Any) -> Any:
     """The value with ~ in paths replaced; one that no run could use is refused here, at once."""
     if value is None:
         return None
-    if flag.kind in ("float", "integer"):
+    if flag.kind == "automatic":
+        if value == "auto":
+            return None
+        value = _integer(flag, value)
+    if flag.kind in ("float", "integer", "automatic"):
         _check_number(flag, value)
     if flag.kind == "path":
         return str(files.expand(value, f"--{flag.name}"))
@@ -390,6 +416,13 @@ def _checked(flag: Flag, value: Any) -> Any:
         names = [name for group in value for name in group.split(",") if name]
         return [str(files.expand(name, f"--{flag.name}")) for name in names]
     return value
+
+
+def _integer(flag: Flag, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{flag.name} must be an integer or 'auto', not '{text}'.") from None
 
 
 def _check_number(flag: Flag, value: float) -> None:
@@ -428,6 +461,7 @@ def _define(flag: Flag, values: flags.FlagValues) -> None:
         "bool": lambda: flags.DEFINE_bool(name, default, text, flag_values=values),
         "string": lambda: flags.DEFINE_string(name, default, text, flag_values=values),
         "path": lambda: flags.DEFINE_string(name, default, text, flag_values=values),
+        "automatic": lambda: flags.DEFINE_string(name, default, text, flag_values=values),
         "paths": lambda: flags.DEFINE_multi_string(name, default, text, flag_values=values),
         "list": lambda: flags.DEFINE_list(name, default, text, flag_values=values),
         "strings": lambda: flags.DEFINE_multi_string(name, default, text, flag_values=values),

@@ -11,20 +11,28 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from haiku_posteriors.utils.datasets import uci
-
 GIVEN, FIXED = "given", "default"
 STUDY = "the HMC study (arXiv 2104.14421)"
 STUDY_SETS = ("cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "imdb")
-SMALL_UCI_SETS = ("boston", "concrete", "energy", "wine_quality", "yacht")
 # Observation noise of data that were made with a known one; `noise_std` where it is not given.
 KNOWN_NOISE_STD = {"toy_regression": 0.3}
-# SGMCMC step sizes by preconditioner, where the table has none. The two have different units.
+# SGMCMC step sizes by preconditioner, where the table has none. The two have different units; that
+# of `curvature` is found by the run itself.
 SGMCMC_STEP_SIZES = {"None": 1e-6, "RMSprop": 1e-4}
 MAX_ITERATIONS, MAX_DRAW_BYTES = 8000, 4 * 10**9  # of chains that end by themselves
 WARM_START_UPDATES, WARM_START_BATCH_SIZE = 5000, 1000  # of Adam, in front of chains
 REFINE_STEPS = 1000  # gradients for each draw
 LAYERWISE_UPDATES, LAYERWISE_PRETRAINING = 3000, 1000  # of Adam
+# Of one optimiser or chain that ends by itself, at most, and between two evaluations.
+MAX_UPDATES, UPDATES_PER_EVALUATION = 100_000, 2_000
+# Of a chain of SGMCMC: before its first draw, and from draw to draw.
+BURN_IN_UPDATES, UPDATES_PER_DRAW = 10_000, 50
+BATCH_SIZE, BATCH_WORK = 200, 2_000_000  # rows; rows times parameters
+# Adam's step over the prior's standard deviation, the scale on which weights differ.
+STEP_OVER_PRIOR_STD = 0.01
+MAX_GENERATOR_STEP = 0.01  # a generator's parameters are not weights, and of another scale
+# MAP solutions of which the best starts a generator, by the most parameters of the network.
+PRETRAIN_STARTS = {1_000: 20, 10_000: 4}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +89,7 @@ LAYERS = (
     Layer(
         f"{STUDY}",
         (),
-        (),
+        ("study",),
         {
             "weight_decay": 15.0,
             "optimizer": "SGD",
@@ -93,86 +101,17 @@ LAYERS = (
             "save_freq": 50,
         },
     ),
-    # The study published no settings for UCI: SGD as there, our own numbers. Under a prior variance
-    # of 1/10 the functions of mlp_regression_small have a standard deviation of about 2 in units of
-    # the standardized targets; under 1 it is 18. It also was best on held-out splits (docs/hmc.md).
-    Layer(
-        "UCI regression",
-        (),
-        ("uci",),
-        {
-            "weight_decay": 10.0,
-            "init_step_size": 1e-5,
-            "num_epochs": 1000,
-            "eval_freq": 100,
-            "save_freq": 500,
-        },
-    ),
-    # Adam does not depend on the scale of the summed gradient, which is the data's.
-    Layer(
-        "data without settings of their own",
-        (),
-        ("own",),
-        {
-            "weight_decay": 1.0,
-            "optimizer": "Adam",
-            "init_step_size": 1e-3,
-            "num_epochs": 200,
-            "eval_freq": 20,
-            "save_freq": 100,
-        },
-    ),
-    Layer(
-        "small embedded data, full batch",
-        (),
-        ("toy_regression", "sine_regression", "two_moons"),
-        {
-            "init_step_size": 1e-2,
-            "num_epochs": 6000,
-            "batch_size": 1000,
-            "eval_freq": 1000,
-            "save_freq": 2000,
-        },
-    ),
-    Layer("two_moons", (), ("two_moons",), {"num_epochs": 1000, "eval_freq": 200}),
-    # Prior standard deviation 1.5: the posterior that the documentation studies.
-    Layer("toy_regression", (), ("toy_regression",), {"weight_decay": 1 / 1.5**2}),
     Layer(
         f"{STUDY}, VI",
         ("vi",),
-        (),
-        {
-            "vi_sigma_init": 1e-3,
-            "vi_estimator": "reparameterization",
-            "vi_num_samples": 1,
-            "kl_warmup_epochs": 0.0,
-        },
-    ),
-    # The standard deviations have a long way to go from the start: larger steps than for a point.
-    Layer(
-        "VI outside the study",
-        ("vi",),
-        ("own", "uci"),
-        {"vi_sigma_init": 1e-2, "optimizer": "Adam", "init_step_size": 1e-2},
-    ),
-    # Chosen by the fit to the training data: shorter, or without warm-up, it underfits.
-    Layer(
-        "VI on toy_regression",
-        ("vi",),
-        ("toy_regression",),
-        {
-            "vi_estimator": "local",
-            "num_epochs": 20_000,
-            "kl_warmup_epochs": 10_000.0,
-            "eval_freq": 4000,
-            "save_freq": 10_000,
-        },
+        ("study",),
+        {"vi_sigma_init": 1e-3, "vi_estimator": "reparameterization", "vi_num_samples": 1},
     ),
     # The study's burn-in of 300 epochs is all of its 300 epochs; `resolve` caps it.
     Layer(
         f"{STUDY}, SGMCMC",
         ("sgmcmc",),
-        (),
+        ("study",),
         {
             "preconditioner": "None",
             "num_burnin_epochs": 300,
@@ -180,116 +119,30 @@ LAYERS = (
             "ensemble_freq": 10,
         },
     ),
-    # The preconditioner takes care of the gradient's scale, which is the data's.
+    # Adam does not depend on the scale of the summed gradient, which is the data's.
+    Layer(
+        "data outside the study",
+        (),
+        ("own", "uci"),
+        {"weight_decay": 1.0, "optimizer": "Adam"},
+    ),
+    # Under a prior variance of 1/10 the functions of mlp_regression_small have a standard deviation
+    # of about 2 in units of the standardized targets; under 1 it is 18. It also was best on
+    # held-out splits (docs/hmc.md).
+    Layer("UCI regression", (), ("uci",), {"weight_decay": 10.0}),
+    # Prior standard deviation 1.5: the posterior that the documentation studies.
+    Layer("toy_regression", (), ("toy_regression",), {"weight_decay": 1 / 1.5**2}),
+    Layer(
+        "VI outside the study",
+        ("vi",),
+        ("own", "uci"),
+        {"vi_sigma_init": 1e-2, "vi_num_samples": 1},
+    ),
     Layer(
         "SGMCMC outside the study",
         ("sgmcmc",),
         ("own", "uci"),
-        {
-            "preconditioner": "RMSprop",
-            "init_step_size": SGMCMC_STEP_SIZES["RMSprop"],
-            "momentum_decay": 0.9,
-            "num_epochs": 600,
-            "num_burnin_epochs": 200,
-        },
-    ),
-    # Few rows and small networks: an epoch has few steps.
-    Layer(
-        "SGMCMC on small tables",
-        ("sgmcmc",),
-        ("small_uci", "diabetes"),
-        {
-            "num_epochs": 6_000,
-            "num_burnin_epochs": 2_000,
-            "step_size_cycle_length_epochs": 100,
-            "ensemble_freq": 100,
-            "eval_freq": 1_000,
-            "save_freq": 2_000,
-        },
-    ),
-    # Burn-in as in run_sgd.py, then smaller steps, since gradients are large where the targets have
-    # little noise. Chosen on yacht_0, with results in view.
-    Layer(
-        "SGMCMC on small UCI sets (chosen on yacht_0)",
-        ("sgmcmc",),
-        ("small_uci",),
-        {"preconditioner": "None", "init_step_size": 1e-5, "final_step_size": 1e-6},
-    ),
-    # Few rows and the wide network for classification: steps take longer.
-    Layer(
-        "SGMCMC on small tables, wide network",
-        ("sgmcmc",),
-        ("breast_cancer", "wine"),
-        {
-            "num_epochs": 1_800,
-            "num_burnin_epochs": 600,
-            "ensemble_freq": 30,
-            "eval_freq": 300,
-            "save_freq": 600,
-        },
-    ),
-    # One step per epoch.
-    Layer(
-        "SGMCMC at full batch",
-        ("sgmcmc",),
-        ("toy_regression", "sine_regression"),
-        {
-            "num_epochs": 60_000,
-            "num_burnin_epochs": 20_000,
-            "step_size_cycle_length_epochs": 500,
-            "ensemble_freq": 500,
-            "eval_freq": 10_000,
-            "save_freq": 20_000,
-        },
-    ),
-    Layer(
-        "SGMCMC at full batch, wide network",
-        ("sgmcmc",),
-        ("two_moons",),
-        {
-            "num_epochs": 12_000,
-            "num_burnin_epochs": 4_000,
-            "step_size_cycle_length_epochs": 200,
-            "ensemble_freq": 200,
-            "eval_freq": 2_000,
-            "save_freq": 4_000,
-        },
-    ),
-    # Chosen by R-hat and distance to HMC.
-    Layer(
-        "SGMCMC on toy_regression (chosen against HMC)",
-        ("sgmcmc",),
-        ("toy_regression",),
-        {
-            "preconditioner": "None",
-            "init_step_size": 2e-6,
-            "momentum_decay": 0.98,
-            "num_epochs": 300_000,
-            "num_burnin_epochs": 100_000,
-            "step_size_cycle_length_epochs": 2_000,
-            "ensemble_freq": 2_000,
-            "eval_freq": 50_000,
-            "save_freq": 100_000,
-        },
-    ),
-    Layer(
-        "implicit VI",
-        ("implicit",),
-        (),
-        {"optimizer": "Adam", "init_step_size": 1e-3, "pretrain_starts": 1},
-    ),
-    Layer(
-        "implicit VI on toy_regression",
-        ("implicit",),
-        ("toy_regression",),
-        {
-            "num_epochs": 10_000,
-            "pretrain_epochs": 3000,
-            "pretrain_starts": 20,
-            "init_step_size": 1e-2,
-            "eval_freq": 2000,
-            "save_freq": 5000,
-        },
+        {"preconditioner": "curvature", "step_size_cycle_length_epochs": 50},
     ),
     # Pseudo-outputs have the scale of activations, whatever the data: one step for all. Epochs
     # follow from the number of updates, see `complete`.
@@ -306,6 +159,8 @@ LAYERS = (
             "inducing": "rows",
             "layerwise_precision": "unit",
             "pretrain_starts": 10,
+            "until_converged": False,
+            "warm_start_epochs": 0,
             "num_epochs": None,
             "eval_freq": None,
             "save_freq": None,
@@ -330,18 +185,16 @@ LAYERS = (
             "pretrain_starts": 1,
         },
     ),
+    Layer("implicit VI", ("implicit",), (), {"optimizer": "Adam"}),
 )
 
 
 def data_kinds(dataset_name: str) -> set[str]:
-    """What a data set counts as in LAYERS: its name, and `study`, `uci`, `small_uci` or `own`."""
+    """What a data set counts as in LAYERS: its name, and `study`, `uci` or `own`."""
     if dataset_name in STUDY_SETS:
         return {dataset_name, "study"}
-    split = re.fullmatch(r"(\w+)_\d+", dataset_name)
-    if split is None:
-        return {dataset_name, "own"}
-    small = uci.uci_name(split[1]) in SMALL_UCI_SETS
-    return {dataset_name, "uci", "small_uci"} if small else {dataset_name, "uci"}
+    is_split = re.fullmatch(r"\w+_\d+", dataset_name) is not None
+    return {dataset_name, "uci" if is_split else "own"}
 
 
 def table(method: str, dataset_name: str) -> dict[str, tuple[Any, str]]:
@@ -368,6 +221,8 @@ def resolve(method: str, settings: Settings) -> Settings:
     if method in ("hmc", "mclmc"):
         settings = _resolve_burn_in(settings)
     if method == "sgmcmc":
+        if settings.init_checkpoint is not None:
+            settings = settings.fill({"warm_start_epochs": 0}, "none: init_checkpoint was given")
         settings = _resolve_sgmcmc_step_size(settings, defaults["preconditioner"][0])
     if settings.values.get("refine_steps") is not None:
         settings = settings.fill({"refine": "mclmc"}, "refine_steps was given")
@@ -375,42 +230,91 @@ def resolve(method: str, settings: Settings) -> Settings:
         settings = settings.fill({"refine_steps": REFINE_STEPS}, "refine was given")
     for name, (value, source) in defaults.items():
         settings = settings.fill({name: value}, source)
-    if settings.values.get("num_epochs") is None:
+    if "num_epochs" not in settings.values:
         return settings
-    # So that a run shortened by --num_epochs alone has draws, and ends with the whole KL.
+    values: dict[str, Any] = {
+        "kl_warmup_epochs": 0.0,
+        "warm_start_epochs": 0,
+        "until_converged": False,
+    }
+    if settings.num_epochs is None:
+        return settings.fill({**values, "warm_start_epochs": None, "until_converged": True}, FIXED)
+    if settings.values.get("preconditioner") == "curvature":  # which is that of trained starts
+        values["warm_start_epochs"] = None
+    settings = settings.fill(values, f"num_epochs: {settings.sources['num_epochs']}")
+    # So that a run shortened by --num_epochs alone has draws.
     settings = settings.cap("num_burnin_epochs", settings.num_epochs // 2, "half of num_epochs")
-    settings = settings.cap("kl_warmup_epochs", settings.num_epochs / 2, "half of num_epochs")
-    settings = settings.fill({"pretrain_epochs": settings.num_epochs // 4}, "num_epochs / 4")
-    return settings.fill({"final_step_size": settings.init_step_size}, "as init_step_size")
+    return settings.fill({"pretrain_epochs": settings.num_epochs // 4}, "num_epochs / 4")
 
 
 def complete(
-    settings: Settings, chosen: Mapping[str, Any], num_rows: int, num_parameters: int
+    settings: Settings,
+    chosen: Mapping[str, Any],
+    num_rows: int,
+    num_parameters: int,
+    prior_std: float,
 ) -> Settings:
     """Fills in what data and network decide: `chosen`, and limits by rows and by parameters."""
     settings = settings.fill(chosen, "chosen from the data")
-    if settings.values.get("until_converged"):
+    if settings.values.get("preconditioner") == "curvature":
+        # Noise of gradients is paid for by smaller steps: as many rows as cost little.
+        settings = settings.fill(
+            {"batch_size": max(BATCH_SIZE, BATCH_WORK // num_parameters)}, "by the network's size"
+        )
+    else:
+        settings = settings.fill({"batch_size": BATCH_SIZE, "momentum_decay": 0.9}, FIXED)
+    settings = settings.cap("batch_size", num_rows, "all training rows")
+    if settings.values.get("until_converged") and "num_iterations" in settings.values:
         draws = MAX_DRAW_BYTES // (4 * num_parameters * settings.num_chains)
         limit = max(1000, settings.num_burn_in_iterations + draws * settings.thinning)
         settings = settings.cap("num_iterations", limit, "at most; 4 GB of draws")
     values = {"warm_start_epochs": warm_start_epochs(num_rows)}
     settings = settings.fill(values, f"{WARM_START_UPDATES:,} updates")
-    settings = settings.cap("batch_size", num_rows, "all training rows")
-    return _complete_epochs(settings, num_rows)
-
-
-def _complete_epochs(settings: Settings, num_rows: int) -> Settings:
-    """What the table leaves to the number of updates."""
-    if settings.values.get("batch_size") is None:
+    if "num_epochs" not in settings.values:
         return settings
-    for name, updates in {
-        "num_epochs": LAYERWISE_UPDATES,
-        "pretrain_epochs": LAYERWISE_PRETRAINING,
-    }.items():
-        epochs = -(-updates // -(-num_rows // settings.batch_size))
-        settings = settings.fill({name: epochs}, f"{updates:,} updates")
-    settings = settings.fill({"eval_freq": -(-settings.num_epochs // 6)}, "num_epochs / 6")
-    return settings.fill({"save_freq": -(-settings.num_epochs // 2)}, "num_epochs / 2")
+    starts = next((n for most, n in PRETRAIN_STARTS.items() if num_parameters <= most), 1)
+    settings = settings.fill({"pretrain_starts": starts}, "by the network's size")
+    if settings.values.get("preconditioner") != "curvature":
+        step = STEP_OVER_PRIOR_STD * prior_std
+        if "generator" in settings.values:
+            step = min(step, MAX_GENERATOR_STEP)
+        settings = settings.fill({"init_step_size": step}, "by the prior's scale")
+        settings = settings.fill({"final_step_size": settings.init_step_size}, "as init_step_size")
+    return _fill_lengths(settings, num_rows, num_parameters)
+
+
+def _fill_lengths(settings: Settings, num_rows: int, num_parameters: int) -> Settings:
+    """Numbers of epochs that are numbers of updates by their nature."""
+    batches = -(-num_rows // settings.batch_size)
+
+    def epochs(num_updates: int) -> int:
+        return -(-num_updates // batches)
+
+    if settings.num_epochs is None and not settings.until_converged:  # layerwise VI
+        values = {"num_epochs": LAYERWISE_UPDATES, "pretrain_epochs": LAYERWISE_PRETRAINING}
+        for name, updates in values.items():
+            settings = settings.fill({name: epochs(updates)}, f"{updates:,} updates")
+    most = {"num_epochs": epochs(MAX_UPDATES)}
+    settings = settings.fill(most, f"at most; {MAX_UPDATES:,} updates")
+    every = epochs(UPDATES_PER_EVALUATION)
+    if not settings.until_converged:
+        every = min(every, max(1, settings.num_epochs // 10))
+    often = {"eval_freq": every, "save_freq": 5 * every}
+    settings = settings.fill(often, "by the number of updates")
+    settings = settings.fill(
+        {"pretrain_epochs": epochs(WARM_START_UPDATES)}, f"{WARM_START_UPDATES:,} updates"
+    )
+    if "ensemble_freq" not in settings.values:
+        return settings
+    burn_in = {"num_burnin_epochs": epochs(BURN_IN_UPDATES)}
+    settings = settings.fill(burn_in, f"{BURN_IN_UPDATES:,} updates")
+    settings = settings.cap("num_burnin_epochs", settings.num_epochs // 2, "half of num_epochs")
+    num_draws = MAX_DRAW_BYTES // (4 * num_parameters * settings.num_chains)
+    after = max(settings.num_epochs - settings.num_burnin_epochs, 1)
+    period = max(epochs(UPDATES_PER_DRAW), after // max(num_draws, 1))
+    return settings.fill(
+        {"ensemble_freq": min(period, after)}, f"{UPDATES_PER_DRAW} updates; 4 GB of draws"
+    )
 
 
 def warm_start_epochs(num_rows: int) -> int:
@@ -440,7 +344,10 @@ def _resolve_sgmcmc_step_size(settings: Settings, preconditioner: str) -> Settin
         # A step size of the user's is in the plain sampler's units, unless they say otherwise.
         values = {"preconditioner": "None", "final_step_size": settings.init_step_size}
         return settings.fill(values, "init_step_size was given")
-    if settings.preconditioner not in (None, preconditioner):
+    if settings.final_step_size is not None and settings.preconditioner is None:
+        values = {"preconditioner": "None", "init_step_size": SGMCMC_STEP_SIZES["None"]}
+        return settings.fill(values, "final_step_size was given")
+    if settings.preconditioner not in (None, preconditioner, "curvature"):
         size = SGMCMC_STEP_SIZES[settings.preconditioner]
         values = {"init_step_size": size, "final_step_size": size}
         return settings.fill(values, f"preconditioner {settings.preconditioner} was given")

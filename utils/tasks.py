@@ -34,7 +34,7 @@ from haiku_posteriors.utils.train_utils import Run, RunResult
 
 # Flags that a resumed run may change: they do not touch the result.
 HARMLESS_FLAGS = {
-    *("dir", "data_dir", "tabulate_freq", "prior_predictive"),
+    *("dir", "data_dir", "tabulate_freq", "prior_predictive", "time_limit"),
     *("mesh", "coordinator_address", "num_processes", "process_id"),
 }
 
@@ -64,8 +64,16 @@ def load_task(method: str, settings: Settings) -> Task:
     chosen, dataset, log_joint = problem.load_problem(
         Problem.from_mapping(settings.values), known_noise
     )
-    num_parameters = trees.size(log_joint.shapes)
-    settings = settings_table.complete(settings, vars(chosen), len(dataset.y_train), num_parameters)
+    # `local` is exact for dense layers, and of less variance; convolutions come with images.
+    is_table = all(leaf.ndim == 2 for leaf in jax.tree.leaves(dataset.x_train))
+    estimator = "local" if is_table else "reparameterization"
+    settings = settings_table.complete(
+        settings,
+        {**vars(chosen), "vi_estimator": estimator if method == "vi" else None},
+        len(dataset.y_train),
+        trees.size(log_joint.shapes),
+        min(jax.tree.leaves(log_joint.prior_scales)),
+    )
     values = settings.values
     num_chains = values.get("num_chains", values.get("num_members", 1))
     devices.choose_mesh(values.get("mesh"), num_chains, values.get("deterministic_sums", False))
@@ -214,6 +222,7 @@ def execute(
         save_freq=settings.save_freq,
         directory=directory,
         tabulate_freq=settings.tabulate_freq,
+        time_limit=None if settings.time_limit is None else 60 * settings.time_limit,
         **loop,
     )
     result = run.finish(change_draws)

@@ -108,6 +108,7 @@ class Run:
         keep_history: bool = False,
         is_finished: Callable[[State], jax.Array] | None = None,
         enough: Enough | None = None,
+        time_limit: float | None = None,
         show: Sequence[str] = (),
         initial_params: Params | None = None,
         purposes: chains.Purposes = chains.MAIN,
@@ -138,7 +139,9 @@ class Run:
           is_finished: states of all chains -> a boolean scalar; the run ends with the first step
             after which it is true. It is a function of the state alone and compiled with the steps,
             so that the end depends neither on how many of them a call makes nor on interruptions.
-          enough: when to end by what was drawn; it needs `keep_history`.
+          enough: when to end by what was drawn.
+          time_limit: seconds after which the run ends with what it has; between calls of the
+            program, so that the end is that of no other run. A larger one goes on from there.
           show: further names of `info` for the progress bar and the table.
           initial_params: where to start, (num_chains, ...); the method decides by default.
           purposes: of the keys, where a run has more than one loop.
@@ -152,7 +155,7 @@ class Run:
         """
         self.log_joint, self.dataset, self.num_steps = log_joint, dataset, num_steps
         self._eval_freq, self._save_freq = eval_freq, save_freq
-        self._show, self._enough = list(show), enough
+        self._show, self._enough, self._time_limit = list(show), enough, time_limit
         self._last_answer = (-1, False)  # of `enough`, and the step it is for
         self._collects = collects or (lambda step: step == num_steps)
         num_collections = sum(map(self._collects, range(1, num_steps + 1)))
@@ -192,6 +195,10 @@ class Run:
         )
         self._train, self.test_targets = self._collection.train, self._collection.test_targets
         hosts.on_first(self._refuse_missing_draws)
+        self._first_step = self.step
+        due = sum(map(self._collects, range(1, self.step + 1))) * num_draws
+        if self.step and not self._makes_no_step() and self._store.num_draws > due:
+            self._store.clear()  # taken at an earlier end, by a time limit, which is none now
         self.log = RunLog(
             directory,
             total=num_steps,
@@ -280,7 +287,14 @@ class Run:
 
     def _makes_no_step(self) -> bool:
         is_finished = self._is_finished is not None and bool(self._is_finished(self.state))
-        return is_finished or self.step >= self.num_steps
+        return is_finished or self.step >= self.num_steps or self._is_late()
+
+    def _is_late(self) -> bool:
+        limit = self._time_limit
+        if limit is None or not hosts.on_first(lambda: self._seconds >= limit):
+            return False
+        # A session without a draw makes a step in any case, and draws there.
+        return self.step > self._first_step or not hosts.share(self._store.is_empty())
 
     def _is_over(self) -> bool:
         return self._makes_no_step() or self._has_enough()
@@ -295,8 +309,9 @@ class Run:
 
     def _ask_whether_enough(self) -> bool:
         predictions = self._collection.predictions()
-        assert self._enough and self._history is not None and predictions is not None
-        return bool(self._enough.is_enough(predictions, _stack(self._history.rows)))
+        assert self._enough and predictions is not None
+        history = {} if self._history is None else _stack(self._history.rows)
+        return bool(self._enough.is_enough(predictions, history))
 
     def _compile(self) -> jax.stages.Compiled:
         """The program of the steps for these shapes and no others: it cannot compile again."""

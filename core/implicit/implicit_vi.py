@@ -243,9 +243,9 @@ def implicit_vi(
       The method; `init` also takes `vi.VariationalParams` for a start from mean-field VI. Infos
       are, at each minibatch: `log_joint`, `expected_log_likelihood`, `expected_log_prior`,
       `entropy`, and their sum without any weights or annealing, which is called what it is:
-      `linearised_estimate` or `hierarchical_bound`. For the linearised entropy also
-      `log_det_lower` and, where known, `log_det_upper`, of 1/2 logdet A; `smallest_singular_value`
-      of B and `residual` of the estimator.
+      `linearised_estimate` or `hierarchical_bound`; `objective` is with them. For the linearised
+      entropy also `log_det_lower` and, where known, `log_det_upper`, of 1/2 logdet A;
+      `smallest_singular_value` of B and `residual` of the estimator.
 
     Example, with `log_joint` and `data` as in `make_log_joint`:
 
@@ -299,7 +299,7 @@ def implicit_vi(
         return ImplicitState(sampler, zero, optimizer.init(learned_part(sampler)), vectors)
 
     def update(rng_key: jax.Array, state: ImplicitState, batch: Data) -> tuple[ImplicitState, Info]:
-        def loss(learned: Sampler) -> tuple[jax.Array, tuple[ImplicitTerms, jax.Array | None]]:
+        def loss(learned: Sampler) -> tuple[jax.Array, tuple]:
             fixed = {} if learn_noise_scale else {"log_scale": state.sampler.log_scale}
             each, vectors = evidence_terms(
                 rng_key,
@@ -313,17 +313,19 @@ def implicit_vi(
                 place,
             )
             terms = jax.tree.map(jnp.mean, each)
-            return -objective.value(terms, state.num_steps) / batch.num_rows, (terms, vectors)
+            value = objective.value(terms, state.num_steps)
+            return -value / batch.num_rows, (value, terms, vectors)
 
         learned = learned_part(state.sampler)
-        gradient, (terms, vectors) = jax.grad(loss, has_aux=True)(learned)
+        gradient, (value, terms, vectors) = jax.grad(loss, has_aux=True)(learned)
         learned, optimizer_state = optimize(optimizer, gradient, state.optimizer_state, learned)
         sampler = state.sampler._replace(
             **{name: part for name, part in learned._asdict().items() if part is not None}
         )
         num_steps = optax.safe_increment(state.num_steps)
         new = ImplicitState(sampler, num_steps, optimizer_state, vectors if warm else None)
-        return new, _info(terms, has_upper=estimator.name != "singular_value")
+        info = _info(terms, has_upper=estimator.name != "singular_value")
+        return new, info | {"objective": value}
 
     def step(rng_key: jax.Array, state: ImplicitState, data: Data) -> tuple[ImplicitState, Info]:
         return minibatch_epoch(rng_key, update, state, data, batch_size)

@@ -179,6 +179,7 @@ def verdict(
     log_joint: Convergence | None = None,
     lost: ArrayLike = (),
     smaller_steps: str = "lower step_size, or raise target_accept",
+    more_draws: str = "Burn in longer, draw more, or lengthen the trajectory",
 ) -> Verdict:
     """Whether chains can serve as a reference, and if not, what to change.
 
@@ -198,6 +199,7 @@ def verdict(
         have not found the same posterior, whatever they predict at the test points.
       lost: numbers of the chains that stand still, see `lost_chains`.
       smaller_steps: what to do against divergences.
+      more_draws: what to do where chains do not agree, or draws do not suffice.
     """
     problems, notes = [], []
     if len(lost := np.asarray(lost)):
@@ -213,7 +215,8 @@ def verdict(
             "are all the same. Draw more, and see whether anything is accepted."
         )
     else:
-        problems += _mixing_problems(Convergence(*(x[judged] for x in predictions)), num_chains)
+        found = Convergence(*(x[judged] for x in predictions))
+        problems += _mixing_problems(found, num_chains, more_draws)
         if not judged.all():
             notes.append(
                 f"{np.sum(~judged)} of {judged.size} predictions never changed and are not judged."
@@ -269,21 +272,21 @@ def lost_chains(accepted: ArrayLike, reach: ArrayLike) -> np.ndarray:
     return np.flatnonzero(~moved.any(axis=1))
 
 
-def _mixing_problems(predictions: Convergence, num_chains: int) -> list[str]:
+def _mixing_problems(predictions: Convergence, num_chains: int, more_draws: str) -> list[str]:
     problems = []
     median, largest = np.median(predictions.rhat), np.max(predictions.rhat)
     if median > MEDIAN_RHAT_LIMIT or largest > LARGEST_RHAT_LIMIT:
         problems.append(
             f"R-hat of the predictions is {median:.3f} in the median and {largest:.3f} at most "
             f"(limits {MEDIAN_RHAT_LIMIT} and {LARGEST_RHAT_LIMIT}): the chains do not agree. "
-            "Burn in longer, draw more, or lengthen the trajectory."
+            f"{more_draws}."
         )
     needed = MIN_ESS_PER_CHAIN * num_chains
     for name, values in (("Bulk", predictions.bulk_ess), ("Tail", predictions.tail_ess)):
         if np.nanmin(values, initial=np.inf) < needed:
             problems.append(
                 f"{name} effective sample size is {np.nanmin(values):.0f} at least, below {needed} "
-                f"({MIN_ESS_PER_CHAIN} per chain): draw more, or lengthen the trajectory."
+                f"({MIN_ESS_PER_CHAIN} per chain). {more_draws}."
             )
     return problems
 

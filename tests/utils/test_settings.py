@@ -43,7 +43,7 @@ def test_every_layer_sets_flags_that_its_methods_have():
 
 
 def test_every_layer_applies_to_some_data_set():
-    kinds = {"study", "uci", "small_uci", "own"}
+    kinds = {"study", "uci", "own"}
     for layer in settings.LAYERS:
         assert all(name in kinds or name in data_utils.known_names() for name in layer.data)
 
@@ -52,35 +52,58 @@ def test_every_layer_applies_to_some_data_set():
     ("method", "flags", "name", "value", "source"),
     [
         ("sgd", "--dataset_name=cifar10", "weight_decay", 15.0, settings.STUDY),
-        ("sgd", "--dataset_name=energy_3", "init_step_size", 1e-5, "UCI regression"),
-        ("sgd", "--dataset_name=x.npz", "optimizer", "Adam", "data without settings of their own"),
+        ("sgd", "--dataset_name=cifar10", "until_converged", False, None),
+        ("sgd", "--dataset_name=energy_3", "weight_decay", 10.0, "UCI regression"),
+        ("sgd", "--dataset_name=x.npz", "optimizer", "Adam", "data outside the study"),
+        ("sgd", "", "num_epochs", None, "default"),
+        ("sgd", "--num_epochs=auto", "until_converged", True, "default"),
+        ("sgd", "--num_epochs=7", "until_converged", False, "num_epochs: given"),
+        ("sgd", "--num_epochs=7 --until_converged", "until_converged", True, "given"),
         ("sgd", "--weight_decay=3", "weight_decay", 3.0, "given"),
-        ("mc_dropout", "", "num_epochs", 6000, "small embedded data, full batch"),
         ("mc_dropout", "", "vi_estimator", None, "default"),
-        ("vi", "", "num_epochs", 20_000, "VI on toy_regression"),
-        ("vi", "--num_epochs=100", "kl_warmup_epochs", 50, "half of num_epochs"),
-        ("layerwise", "--dataset_name=wine", "num_epochs", None, "default"),
+        ("vi", "--num_epochs=100", "warm_start_epochs", 0, "num_epochs: given"),
+        ("layerwise", "--dataset_name=wine", "until_converged", False, "layerwise VI"),
         ("layerwise", "--dataset_name=mnist", "inducing", "minibatch", None),
         ("vi", "--num_epochs=100 --kl_warmup_epochs=70", "kl_warmup_epochs", 70.0, "given"),
         ("vi", "--dataset_name=imdb", "vi_sigma_init", 1e-3, f"{settings.STUDY}, VI"),
-        ("sgmcmc", "--dataset_name=bostonHousing_1", "final_step_size", 1e-6, None),
-        ("sgmcmc", "--dataset_name=protein_1", "preconditioner", "RMSprop", None),
+        ("sgmcmc", "--dataset_name=protein_1", "preconditioner", "curvature", None),
+        ("sgmcmc", "--init_checkpoint=x", "warm_start_epochs", 0, None),
         ("sgmcmc", "--dataset_name=mnist", "num_burnin_epochs", 150, "half of num_epochs"),
         ("sgmcmc", "--init_step_size=1e-3", "final_step_size", 1e-3, "init_step_size was given"),
         ("sgmcmc", "--init_step_size=1e-3 --dataset_name=wine", "preconditioner", "None", None),
         ("sgmcmc", "--preconditioner=RMSprop", "init_step_size", 1e-4, None),
+        ("sgmcmc", "--final_step_size=1e-6", "preconditioner", "None", "final_step_size was given"),
         ("sgmcmc", "--momentum=0", "momentum_decay", 0.0, "given"),
         ("hmc", "", "num_burn_in_iterations", 200, "200, or half of num_iterations"),
         ("hmc", "--num_iterations=30", "num_burn_in_iterations", 15, None),
         ("hmc", "--step_size=0.1", "num_burn_in_iterations", 0, "none: step_size was given"),
         ("implicit", "--num_epochs=400 --dataset_name=wine", "pretrain_epochs", 100, None),
-        ("implicit", "--num_epochs=400", "pretrain_epochs", 3000, "implicit VI on toy_regression"),
     ],
 )
 def test_which_value_wins_and_where_it_comes_from(method, flags, name, value, source):
     found = resolved(method, *flags.split())
     assert found.values[name] == value
     assert source in (None, found.sources[name])
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "expected"),
+    [
+        # 455 rows in 3 minibatches; steps by the prior's standard deviation.
+        ("sgd", "", {"batch_size": 200, "num_epochs": 33_334, "init_step_size": 0.01 * 10**-0.5}),
+        ("sgd", "--num_epochs=50", {"eval_freq": 5, "num_epochs": 50}),
+        # All rows are one minibatch: 200 of them would cost as much.
+        ("sgmcmc", "", {"batch_size": 455, "num_epochs": 100_000, "num_burnin_epochs": 10_000}),
+        ("sgmcmc", "", {"ensemble_freq": 50, "init_step_size": None, "momentum_decay": None}),
+        ("sgmcmc", "--init_step_size=1e-3", {"batch_size": 200, "momentum_decay": 0.9}),
+        ("implicit", "--weight_decay=1e-4", {"init_step_size": 0.01, "pretrain_starts": 20}),
+    ],
+)
+def test_what_data_and_network_decide(method, flags, expected):
+    found = resolved(method, "--dataset_name=energy_3", *flags.split())
+    std = found.weight_decay**-0.5
+    found = settings.complete(found, {}, num_rows=455, num_parameters=752, prior_std=std)
+    assert {name: found.values[name] for name in expected} == pytest.approx(expected)
 
 
 def test_settings_cannot_be_changed():

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from haiku_posteriors.core.judging import diagnostics
+from haiku_posteriors.core.judging import diagnostics, temperatures
 from haiku_posteriors.core.judging.bias import BiasReport
 from haiku_posteriors.core.judging.diagnostics import Convergence, Verdict
 from haiku_posteriors.core.judging.predictions import Predictions
-from haiku_posteriors.utils.files import write_json
+from haiku_posteriors.core.judging.temperatures import Measured
+from haiku_posteriors.utils.files import read_rows, write_json
 from haiku_posteriors.utils.plots import curves
 from haiku_posteriors.utils.train_utils import Enough, RunResult
 
@@ -187,6 +188,10 @@ def report_chains(
             f"{name} {found.value:.3f} +- {found.error:.3f}" for name, found in bias.shifts.items()
         )
         print(f"Shifts under exact transitions, in posterior standard deviations: {shown}.")
+    _tell(problems, notes)
+
+
+def _tell(problems: Sequence[str], notes: Sequence[str]) -> None:
     print("Verdict: NOT converged." if problems else "Verdict: converged.")
     for sentence in (*problems, *notes):
         print(f"- {sentence}")
@@ -203,9 +208,108 @@ def _bias_summary(bias: BiasReport) -> dict[str, Any]:
     }
 
 
-def report_sampler(directory: pathlib.Path, result: RunResult) -> None:
-    """R-hat and effective sample size of a sampler that knows no acceptance."""
-    _write(directory, *diagnose(result), result)
+def enough_draws(num_burn_in: int, period: int) -> Enough:
+    """Ends a sampler without acceptance when R-hat and effective sample sizes of predictions allow.
+
+    Args:
+      num_burn_in: steps before draws are taken.
+      period: steps from draw to draw.
+    """
+
+    def is_asked(num_done: int) -> bool:
+        draws, rest = divmod(num_done - num_burn_in, period)
+        return rest == 0 and draws >= FIRST_LOOK and draws % LOOK_EVERY == 0
+
+    def is_enough(predictions: Predictions, history: dict[str, np.ndarray]) -> bool:
+        convergence = diagnostics.convergence(chosen_predictions(predictions.outputs))
+        return _sampler_verdict(convergence, predictions.num_chains).converged
+
+    return Enough(is_asked, is_enough)
+
+
+def _sampler_verdict(
+    predictions: Convergence,
+    num_chains: int,
+    parameters: Convergence | None = None,
+    log_joint: Convergence | None = None,
+) -> Verdict:
+    return diagnostics.verdict(
+        predictions,
+        num_chains=num_chains,
+        num_divergent=0,
+        acceptance=None,
+        energy_bfmi=None,
+        parameters=parameters,
+        log_joint=log_joint,
+        more_draws="Run longer (num_epochs, time_limit), or burn in longer (num_burnin_epochs)",
+    )
+
+
+def kinetic_temperature(directory: pathlib.Path, num_burn_in: int) -> float | None:
+    """Mean squared velocity over the evaluations after burn-in; None of samplers without one."""
+    found = [
+        row["kinetic_temperature"]
+        for row in read_rows(directory / "metrics.jsonl")
+        if "kinetic_temperature" in row and row["epoch"] > num_burn_in
+    ]
+    return float(np.mean(found)) if found else None
+
+
+def report_sampler(
+    directory: pathlib.Path,
+    result: RunResult,
+    measured: Measured | None,
+    remarks: Sequence[str] = (),
+) -> None:
+    """Judges a run of SGMCMC and says what to change.
+
+    Args:
+      directory: of the run.
+      result: of the run.
+      measured: temperatures and log-joints of its draws; None where these are too few.
+      remarks: further notes.
+    """
+    predictions, parameters = diagnose(result)
+    num_chains = result.test_predictions.num_chains
+    log_joint, further, problems = None, {}, []
+    if measured is not None:
+        log_joint = diagnostics.convergence(measured.log_joint[:, :, None])
+        found = measured.temperatures
+        problems = temperatures.problems(
+            found, "Lower bias_tolerance, init_step_size or final_step_size, or raise batch_size."
+        )
+        further = {
+            "log_joint": _summary(log_joint),
+            "configurational_temperature": found.configurational.value,
+            "configurational_temperature_error": found.configurational.error,
+            "kinetic_temperature": found.kinetic,
+            "noise_bias": found.noise_bias,
+        }
+    verdict = _sampler_verdict(predictions, num_chains, parameters, log_joint)
+    _write(
+        directory,
+        predictions,
+        parameters,
+        result,
+        converged=verdict.converged and not problems,
+        problems=[*verdict.problems, *problems],
+        notes=[*verdict.notes, *remarks],
+        **further,
+    )
+    if measured is not None:
+        kinetic = "" if found.kinetic is None else f", kinetic {found.kinetic:.3f}"
+        noise = (
+            ""
+            if found.noise_bias is None
+            else (
+                f"; by formula, noise of gradients makes variances {found.noise_bias:.1%} too large"
+            )
+        )
+        print(
+            f"Temperatures: configurational {found.configurational.value:.3f} +- "
+            f"{found.configurational.error:.3f}{kinetic}{noise}."
+        )
+    _tell((*verdict.problems, *problems), (*verdict.notes, *remarks))
 
 
 def _write(

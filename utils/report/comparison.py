@@ -17,6 +17,7 @@ from haiku_posteriors.utils.report.run_folders import OpenedRun
 
 LABELS = {
     "draws": "draws",
+    "arrived": "arrived (1) or not (0)",
     "accuracy": "accuracy",
     "rmse": "RMSE",
     "nll": "NLL",
@@ -73,6 +74,8 @@ DEFINITIONS = (
     "in these numbers: a chain that visits several copies of a mode is wider than one that does "
     "not.",
     "R-hat and effective sample size (ESS) are of predictions at test rows, for Markov chains.",
+    "Arrived is each run's own verdict (docs/verdicts.md): chains that agree, training at its own "
+    "optimum. Distances of a run that has not arrived say nothing of its method.",
 )
 PAGE = "comparison.html"
 MAX_PARAMETERS = 300  # parameters compared, with all their correlations
@@ -152,6 +155,12 @@ def remarks(reference: OpenedRun, candidates: Sequence[OpenedRun]) -> tuple[list
             "There are no labels: give --targets for accuracy, likelihood and calibration."
         )
     for candidate in candidates:
+        if candidate.diagnostics.get("problems"):
+            problems = " ".join(candidate.diagnostics["problems"])
+            warnings.append(
+                f"{candidate.name} has not arrived by its own verdict: its distances are those of "
+                f"an unfinished run. {problems}"
+            )
         if candidate.flags and reference.flags:
             differing = run_folders.flag_differences(candidate, reference)
             if differing:
@@ -221,6 +230,8 @@ def _elpd_numbers(
 def _facts(run: OpenedRun) -> dict[str, Estimate]:
     summary, convergence = run.summary, run.diagnostics.get("predictions", {})
     found = {"draws": float(run.predictions.num_draws)}
+    if run.diagnostics.get("converged") is not None:
+        found["arrived"] = float(run.diagnostics["converged"])
     found |= {
         key: convergence[key]
         for key in ("median_rhat", "largest_rhat", "smallest_bulk_ess")

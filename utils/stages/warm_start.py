@@ -19,23 +19,24 @@ from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import chains, checkpoint_utils
 from haiku_posteriors.utils.data_utils import Dataset
-from haiku_posteriors.utils.settings import WARM_START_BATCH_SIZE
+from haiku_posteriors.utils.settings import STEP_OVER_PRIOR_STD, WARM_START_BATCH_SIZE
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import Run
 
-STEP_OVER_PRIOR_STD = 0.01
 WINDOWS = 10  # into which training is divided; in each the log-joint must rise, or it ends
 
 
-def given_starts(task: Task) -> Params | None:
+def given_starts(task: Task, keeps_point_estimates: bool = True) -> Params | None:
     """The parameters of init_checkpoint, (num_chains, ...); None where there is none.
 
-    Chains keep the parameters that stochastic_params does not name where they start: refused if
-    nothing has trained them.
+    Args:
+      task: what to work on.
+      keeps_point_estimates: whether chains keep the parameters that stochastic_params does not name
+        where they start: refused if nothing has trained them.
     """
     settings = task.settings
     is_trained = settings.warm_start_epochs or settings.init_checkpoint is not None
-    if settings.stochastic_params and not is_trained:
+    if keeps_point_estimates and settings.stochastic_params and not is_trained:
         raise UserError(
             "Chains keep the parameters that stochastic_params does not name where they start: "
             "give an init_checkpoint with trained ones, or warm_start_epochs."
@@ -45,13 +46,16 @@ def given_starts(task: Task) -> Params | None:
     )
 
 
-def train_starts(task: Task, directory: pathlib.Path, starts: Params | None) -> Params | None:
-    """Parameters for each chain to start from, (num_chains, ...), as the flags ask for.
+def train_starts(
+    task: Task, directory: pathlib.Path, starts: Params | None, num_chains: int
+) -> Params | None:
+    """Parameters for each chain or member to start from, (num_chains, ...), as the flags ask for.
 
     Args:
       task: what to work on; where its warm_start_epochs are 0, `starts` are returned.
       directory: of the run.
       starts: where training starts; by default at initialisations of the network's own.
+      num_chains: how many.
     """
     settings = task.settings
     if settings.warm_start_epochs == 0:
@@ -59,9 +63,10 @@ def train_starts(task: Task, directory: pathlib.Path, starts: Params | None) -> 
     return train(
         task.log_joint,
         task.dataset,
-        num_chains=settings.num_chains,
+        num_chains=num_chains,
         num_epochs=settings.warm_start_epochs,
         seed=settings.seed,
+        time_limit=None if settings.time_limit is None else 60 * settings.time_limit,
         directory=directory / "warm_start",
         starts=starts,
     )
@@ -76,6 +81,7 @@ def train(
     seed: int,
     directory: pathlib.Path | None = None,
     starts: Params | None = None,
+    time_limit: float | None = None,
     quiet: bool = False,
 ) -> Params:
     """Members of an ensemble, (num_chains, ...), for chains to start from.
@@ -91,6 +97,7 @@ def train(
       seed: of the run.
       directory: where training can be resumed; None for nowhere.
       starts: where training starts; by default at initialisations of the network's own.
+      time_limit: seconds after which it ends.
       quiet: says nothing.
     """
     batch_size = min(WARM_START_BATCH_SIZE, len(dataset.y_train))
@@ -108,6 +115,7 @@ def train(
         is_finished=lambda states: jnp.all(states.plateau.is_reached),
         initial_params=starts,
         purposes=chains.WARM_START,
+        time_limit=time_limit,
         directory=directory,
         unit="epoch of the warm start",
         expects_spread=False,  # nothing but starts

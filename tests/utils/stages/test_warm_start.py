@@ -21,20 +21,20 @@ def load(*further):
 def test_members_are_trained_once_and_each_by_itself(tmp_path, capsys):
     task, settings = load()
     assert settings.warm_start_epochs == 5000
-    starts = warm_start.train_starts(task, tmp_path, None)
+    starts = warm_start.train_starts(task, tmp_path, None, task.settings.num_chains)
     weights = np.asarray(starts["output"]["w"])
     assert weights.shape == (3, 13, 3)
     # One mode: members are within a prior standard deviation of each other, and no copies.
     assert 0 < np.ptp(weights, axis=0).max() < 1
     out = capsys.readouterr().out
     assert "Warm start:" in out and "epochs of Adam" in out
-    again = warm_start.train_starts(task, tmp_path, None)
+    again = warm_start.train_starts(task, tmp_path, None, task.settings.num_chains)
     np.testing.assert_array_equal(again["output"]["w"], weights)
     assert not (tmp_path / "checkpoints").exists()
     assert (tmp_path / "warm_start" / "checkpoints").is_dir()
     other, _ = load("--seed=1")
     assert not np.array_equal(
-        warm_start.train_starts(other, tmp_path / "1", None)["output"]["w"], weights
+        warm_start.train_starts(other, tmp_path / "1", None, 2)["output"]["w"], weights
     )
 
 

@@ -1,0 +1,178 @@
+"""All methods without tuning flags, on posteriors of different kind, against long chains.
+
+python benchmarks/defaults.py --data_dir=FOLDER with uci/ and waveform/ [--dir=FOLDER of the runs]
+  [--only=POSTERIOR,...] [--methods=METHOD,...] [--time_limit=MINUTES of a run] [--longer]
+
+Flags say what the posterior is and nothing else. The reference is run_hmc.py without flags; of the
+two linear-Gaussian ones the exact posterior is told beside it. A run that is there is not made
+again, and one that was stopped goes on: a part of the table is made by --only and --methods, the
+whole of it from what there is. W1 of functions stands beside its floor, what as many draws of the
+reference itself score (docs/comparison.md). With --longer, VI and implicit VI are trained ten times
+as long once more: the difference of their objectives, with common random numbers, says how far the
+run was from its own optimum.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+from tabulate import tabulate
+
+sys.path.insert(0, ".")
+
+from haiku_posteriors.core.judging import floors
+from haiku_posteriors.utils.report import run_folders
+
+METHODS = {
+    "hmc": "run_hmc.py",
+    "sgmcmc": "run_sgmcmc.py",
+    "vi": "run_vi.py --vi_ensemble_size=400",
+    "implicit": "run_implicit.py --num_draws=400",
+    "ensemble": "run_sgd.py --num_members=10",
+}
+OPTIMISERS = ("vi", "implicit")
+ARGUMENTS = dict(argument[2:].partition("=")[::2] for argument in sys.argv[1:])
+ROOT = pathlib.Path(ARGUMENTS.get("dir", "runs/defaults"))
+DATA = pathlib.Path(ARGUMENTS.get("data_dir", "data"))
+LINEAR = (
+    "--model_name=logistic_regression --likelihood=gaussian --noise_std=0.5 --standardize=false"
+)
+LOGISTIC = "--model_name=logistic_regression"
+UCI = f"--data_dir={DATA} --likelihood=gaussian"
+# By name: flags that describe the posterior. Rows, weights and prior variances differ widely.
+POSTERIORS = {
+    "linear_3": f"--dataset_name={ROOT}/linear_3.npz {LINEAR} --weight_decay=1",
+    "linear_100": f"--dataset_name={ROOT}/linear_100.npz {LINEAR} --weight_decay=1",
+    "logistic_10000": f"--dataset_name={ROOT}/logistic_10000.npz {LOGISTIC} --weight_decay=1",
+    "waveform": (
+        f"--dataset_name={DATA}/waveform/waveform.npz --standardize=false {LOGISTIC} "
+        "--likelihood=bernoulli --weight_decay=0.01"
+    ),
+    "breast_cancer": f"--dataset_name=breast_cancer {LOGISTIC} --weight_decay=1",
+    "wine": f"--dataset_name=wine {LOGISTIC} --weight_decay=0.1",
+    "digits": f"--dataset_name=digits {LOGISTIC} --weight_decay=100",
+    "diabetes": "--dataset_name=diabetes --likelihood=gaussian --weight_decay=10",
+    "boston_0": f"--dataset_name=boston_0 {UCI} --weight_decay=30",
+    "yacht_0": f"--dataset_name=yacht_0 {UCI} --weight_decay=10",
+    "concrete_0": f"--dataset_name=concrete_0 {UCI} --weight_decay=10",
+    "toy_regression": "--dataset_name=toy_regression",
+    "sine_regression": (
+        "--dataset_name=sine_regression --model_name=mlp_20_20 --likelihood=gaussian"
+    ),
+    "two_moons": "--dataset_name=two_moons --model_name=mlp_20_20 --weight_decay=1",
+}
+
+
+def make_data() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Writes the simulated data; mean and standard deviations of the linear-Gaussian posteriors.
+
+    Inputs of linear_100 have scales from 0.1 to 10, and neighbours are correlated; coefficients are
+    in the order of the network's parameters, the bias first.
+    """
+    ROOT.mkdir(parents=True, exist_ok=True)
+    exact = {}
+    for name, rows, columns in (("linear_3", 30, 2), ("linear_100", 300, 99)):
+        random = np.random.default_rng(columns)
+        inputs = random.normal(size=(rows + 50, columns))
+        inputs[:, 1:] += 0.7 * inputs[:, :-1]
+        inputs *= np.geomspace(0.1, 10, columns)
+        weights = random.normal(size=columns)
+        targets = inputs @ weights + 0.5 * random.normal(size=len(inputs))
+        _save(name, inputs, targets[:, None], rows)
+        design = np.concatenate([np.ones((rows, 1)), inputs[:rows]], axis=1)
+        precision = design.T @ design / 0.5**2 + np.eye(columns + 1)
+        mean = np.linalg.solve(precision, design.T @ targets[:rows] / 0.5**2)
+        exact[name] = (mean, np.sqrt(np.diag(np.linalg.inv(precision))))
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(10_500, 10)) @ (np.eye(10) + 0.3 * random.normal(size=(10, 10)))
+    chances = 1 / (1 + np.exp(-(inputs @ random.normal(size=10) * 0.5 - 1)))
+    _save("logistic_10000", inputs, (random.uniform(size=10_500) < chances).astype(int), 10_000)
+    return exact
+
+
+def _save(name: str, inputs: np.ndarray, targets: np.ndarray, num_train: int) -> None:
+    if not (ROOT / f"{name}.npz").is_file():
+        x = inputs.astype(np.float32)
+        y = targets.astype(np.float32 if targets.ndim == 2 else np.int32)
+        arrays = {"x_train": x[:num_train], "y_train": y[:num_train]}
+        np.savez(ROOT / f"{name}.npz", **arrays, x_test=x[num_train:], y_test=y[num_train:])
+
+
+def make_run(name: str, posterior: str, method: str, further: str = "") -> pathlib.Path:
+    """The folder of a finished run, made where it is not there yet."""
+    directory = ROOT / posterior / name
+    if not (directory / "report.html").is_file():
+        limit = f"--time_limit={ARGUMENTS['time_limit']}" if "time_limit" in ARGUMENTS else ""
+        words = f"{METHODS[method]} {POSTERIORS[posterior]} {further} {limit} --dir={directory}"
+        print(f"{posterior}, {name} ...", flush=True)
+        log = ROOT / f"{posterior}_{name}.txt"
+        with log.open("w") as output:
+            ended = subprocess.run([sys.executable, *words.split()], stdout=output, stderr=output)
+        if ended.returncode:
+            print(f"  ended with {ended.returncode}, see {log}.", flush=True)
+    return directory
+
+
+def line(posterior: str, method: str, exact: dict) -> list[str] | None:
+    """A row of the table; None where the runs are not there."""
+    reference, directory = (ROOT / posterior / name for name in ("hmc", method))
+    if not all((path / "report.html").is_file() for path in (reference, directory)):
+        return None
+    theirs, ours = run_folders.open_run(reference), run_folders.open_run(directory)
+    found = floors.compare(ours.predictions, theirs.predictions) if method != "hmc" else {}
+    w1, ratio = found.get("w1"), found.get("std_ratio")
+    is_converged = ours.diagnostics.get("converged")
+    cells = [
+        posterior,
+        method,
+        "-" if w1 is None else f"{w1.value:.3f} [{w1.floor:.3f}]",
+        "-" if w1 is None else f"{w1.value / w1.floor:.2f}",
+        "-" if ratio is None else f"{ratio.value:.2f}",
+        {True: "converged", False: "NOT converged", None: "-"}[is_converged],
+        f"{ours.summary['seconds']:.0f}",
+    ]
+    return [*cells, _against_exact(ours, exact.get(posterior)), _against_longer(posterior, method)]
+
+
+def _against_exact(run: run_folders.OpenedRun, exact: tuple | None) -> str:
+    """Largest error of a mean, and ratios of standard deviations, where the posterior is known."""
+    if exact is None:
+        return ""
+    values = run_folders.read_parameters(run, 10**6).values
+    mean, std = exact
+    error = np.max(np.abs(values.mean(axis=0) - mean) / std)
+    ratios = values.std(axis=0) / std
+    return f"means {error:.2f} sd, sds {ratios.min():.2f}-{ratios.max():.2f}"
+
+
+def _against_longer(posterior: str, method: str) -> str:
+    """Nats that ten times longer training gains."""
+    folders = (
+        ROOT / posterior / name / "diagnostics.json" for name in (method, f"{method}_longer")
+    )
+    found = [json.loads(path.read_text()) for path in folders if path.is_file()]
+    if method not in OPTIMISERS or len(found) < 2:
+        return ""
+    return f"{found[1]['objectives'][0] - found[0]['objectives'][0]:+.2f}"
+
+
+def main() -> None:
+    exact = make_data()
+    posteriors = ARGUMENTS.get("only", ",".join(POSTERIORS)).split(",")
+    methods = ARGUMENTS.get("methods", ",".join(METHODS)).split(",")
+    for posterior in posteriors:
+        for method in methods:
+            directory = make_run(method, posterior, method)
+            if "longer" in ARGUMENTS and method in OPTIMISERS:
+                epochs = json.loads((directory / "summary.json").read_text())["epochs"]
+                make_run(f"{method}_longer", posterior, method, f"--num_epochs={10 * epochs}")
+    rows = [line(posterior, method, exact) for posterior in POSTERIORS for method in METHODS]
+    headers = ["posterior", "method", "W1 [floor]", "over floor", "std ratio", "verdict", "seconds"]
+    headers += ["exact answer", "ten times longer"]
+    print(tabulate([row for row in rows if row], headers, tablefmt="github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()

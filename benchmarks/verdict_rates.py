@@ -1,0 +1,204 @@
+"""How often verdicts are wrong: runs cut short, run long and run too hot, on a known posterior.
+
+python benchmarks/verdict_rates.py [--seeds=50]
+
+A linear regression of ten weights, whose inputs are correlated and have scales from 0.2 to 5; its
+posterior, its mode and its best mean-field approximation are known. Every line is `seeds` runs of
+one setting. A run of an optimiser has arrived if its objective is within TOLERANCE nats of the
+optimum, in closed form. Chains have arrived if no mean is off by more than 0.25 posterior standard
+deviations and no standard deviation by more than 15 %: three times what the effective sample size
+that the verdict asks for leaves. A false alarm is a verdict "NOT converged" on a run that has
+arrived, a miss the verdict "converged" on one that has not.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tabulate import tabulate
+
+sys.path.insert(0, ".")
+sys.path.insert(0, "tests")
+
+from scenarios import LinearGaussian, coefficients
+
+from haiku_posteriors.core import curvature, progress, sgmcmc, trees
+from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.judging import diagnostics, temperatures, training
+from haiku_posteriors.core.judging.temperatures import Temperatures
+from haiku_posteriors.core.judging.trends import Trend
+from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.progress import Rules
+from haiku_posteriors.core.sgd import sgd
+from haiku_posteriors.core.vi import mean_field_vi
+from haiku_posteriors.utils.optim_utils import make_optimizer
+from haiku_posteriors.utils.report.training import training_of
+
+NUM_SEEDS = int(dict(a[2:].split("=") for a in sys.argv[1:]).get("seeds", 50))
+ROWS, COLUMNS, TOLERANCE, CHAINS = 200, 10, 0.2, 4
+# Epochs at full batch, and whether training ends by itself.
+LENGTHS = ((50_000, True), (300, True), (100, False), (20_000, False))
+RANDOM = np.random.default_rng(0)
+INPUTS = RANDOM.normal(size=(ROWS, COLUMNS))
+INPUTS[:, 1:] += 0.5 * INPUTS[:, :-1]
+INPUTS = (INPUTS * np.geomspace(0.2, 5, COLUMNS)).astype(np.float32)
+NOISE = 0.5 * RANDOM.normal(size=(ROWS, 1))
+TARGETS = (INPUTS @ RANDOM.normal(size=(COLUMNS, 1)) + NOISE).astype(np.float32)
+EXACT = LinearGaussian(INPUTS, TARGETS, noise_std=0.5, prior_std=1.0, with_bias=False)
+LOG_JOINT, DATA = EXACT.log_joint(), EXACT.data()
+STD = np.sqrt(np.diag(EXACT.covariance))
+
+
+def train(make: Callable[..., Method], batch_size: int, num_epochs: int, by_itself: bool) -> Any:
+    """The states of all seeds at the end, and the rules."""
+    batches = num_minibatches(ROWS, batch_size)
+    optimizer = make_optimizer("Adam", 0.01, None if by_itself else num_epochs * batches)
+    evaluations = 1 if make is sgd else 32
+    rules = Rules(TOLERANCE, progress.first_round(batches), num_evaluations=evaluations)
+    if not by_itself:
+        steps = 1 + np.cos(np.pi * np.arange(num_epochs) / num_epochs)
+        ends, start = progress.schedule_ends(steps)
+        rules = rules._replace(ends=ends, start=start)
+    method = progress.watch(make(LOG_JOINT, optimizer, batch_size), rules)
+
+    def one(key: jax.Array) -> Any:
+        def step(carry: tuple) -> tuple:
+            state, epoch = carry
+            return method.step(jax.random.fold_in(key, epoch), state, DATA)[0], epoch + 1
+
+        def goes_on(carry: tuple) -> jax.Array:
+            return (carry[1] < num_epochs) & ~carry[0].progress.is_reached
+
+        start = method.init(jax.random.fold_in(key, -1), None)
+        return jax.lax.while_loop(goes_on, step, (start, jnp.array(0)))
+
+    states, epochs = jax.jit(lambda keys: jax.lax.map(one, keys))(
+        jax.random.split(jax.random.key(1), NUM_SEEDS)
+    )
+    return states, rules, float(np.mean(epochs))
+
+
+def excess(make: Callable[..., Method], state: Any) -> np.ndarray:
+    """By how many nats the objectives are below their optimum, (seeds,)."""
+    mean = coefficients(state.params if make is sgd else state.variational.mean) - EXACT.mean
+    nats = 0.5 * np.einsum("si,ij,sj->s", mean, EXACT.precision, mean)
+    if make is not sgd:
+        scale = coefficients(jax.tree.map(jax.nn.softplus, state.variational.raw_scale))
+        squares = (scale / EXACT.mean_field_std()) ** 2
+        nats += 0.5 * np.sum(squares - 1 - np.log(squares), axis=1)
+    return nats
+
+
+def judge_training(
+    make: Callable[..., Method], batch_size: int, num_epochs: int, by_itself: bool
+) -> list:
+    states, rules, epochs = train(make, batch_size, num_epochs, by_itself)
+    found = training_of(states.progress, rules)
+    converged = []
+    for seed in range(NUM_SEEDS):
+        one = slice(seed, seed + 1)
+        reached = None if found.is_reached is None else found.is_reached[one]
+        last = Trend(found.last.gain[one], found.last.error[one])
+        own = training.Training(last, found.num_epochs[one], reached, found.objectives[one])
+        objective = training.Objective("objective", "Draw more")
+        converged.append(training.verdict(own, objective, TOLERANCE).converged)
+    nats = excess(make, states.state)
+    name = "MAP" if make is sgd else "mean-field VI"
+    length = f"auto, at most {num_epochs}" if by_itself else f"cosine, {num_epochs}"
+    return line(name, f"batches of {batch_size}, {length}", nats < TOLERANCE, converged, epochs)
+
+
+def judge_chains(batch_size: int, num_updates: int, stretch: float) -> list:
+    """SGHMC with masses from the curvature; `stretch` multiplies the stride that fits."""
+    mode = jax.tree.map(jnp.zeros_like, LOG_JOINT.init(jax.random.key(0)))
+    mass = curvature.diagonal(jax.random.key(0), LOG_JOINT, mode, DATA)
+    largest = curvature.largest_eigenvalue(jax.random.key(0), LOG_JOINT, mode, DATA, mass)
+    stride = float(stretch * 0.5 / np.sqrt(largest))
+    beta = float(np.exp(-min(stride, 1.0)))
+    sampler = sgmcmc.sghmc((1 + beta) * stride**2 / 2, beta, sgmcmc.fixed_mass(mass))
+    method = sgmcmc.sgmcmc(LOG_JOINT, sampler, batch_size)
+    batches = num_minibatches(ROWS, batch_size)
+    num_draws = 400
+    period = max(1, num_updates // (num_draws * batches))
+
+    def chain(key: jax.Array) -> tuple:
+        def draw(carry: tuple, _: None) -> tuple:
+            def step(_: int, carry: tuple) -> tuple:
+                state, epoch = carry
+                return method.step(jax.random.fold_in(key, epoch), state, DATA)[0], epoch + 1
+
+            state, epoch = jax.lax.fori_loop(0, period, step, carry)
+            return (state, epoch), state.params
+
+        start = method.init(jax.random.fold_in(key, -1), None)
+        draws = jax.lax.scan(draw, (start, jnp.array(0)), None, length=num_draws)[1]
+        center = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), draws)
+
+        def virial(params: Any) -> tuple[jax.Array, jax.Array]:
+            value, gradient = jax.value_and_grad(LOG_JOINT)(params, DATA)
+            products = jax.tree.map(lambda w, c, g: -(w - c) * g, params, center, gradient)
+            return trees.total(products) / COLUMNS, value
+
+        return draws, *jax.lax.map(virial, draws)
+
+    keys = jax.random.split(jax.random.key(2), NUM_SEEDS * CHAINS)
+    draws, virials, log_joint = jax.jit(lambda keys: jax.lax.map(chain, keys))(keys)
+    weights = coefficients(draws).reshape(NUM_SEEDS, CHAINS, num_draws, COLUMNS)
+    converged, arrived = [], []
+    for seed, values in enumerate(weights):
+        mine = slice(seed * CHAINS, (seed + 1) * CHAINS)
+        verdict = diagnostics.verdict(
+            diagnostics.convergence(values @ INPUTS[:50].T.astype(float)),
+            num_chains=CHAINS,
+            num_divergent=0,
+            acceptance=None,
+            energy_bfmi=None,
+            log_joint=diagnostics.convergence(np.asarray(log_joint[mine])[:, :, None]),
+        )
+        heat = Temperatures(temperatures.configurational(np.asarray(virials[mine])))
+        converged.append(verdict.converged and not temperatures.problems(heat, ""))
+        flat = values.reshape(-1, COLUMNS)
+        mean_error = np.max(np.abs(flat.mean(axis=0) - EXACT.mean) / STD)
+        std_error = np.max(np.abs(np.log(flat.std(axis=0) / STD)))
+        arrived.append(mean_error < 0.25 and std_error < np.log(1.15))
+    text = f"batches of {batch_size}, stride x {stretch}, {num_updates:,} updates"
+    return line("SGMCMC", text, np.array(arrived), converged, float(period * num_draws))
+
+
+def line(method: str, text: str, arrived: np.ndarray, converged: list, epochs: float) -> list:
+    said = np.array(converged)
+    false_alarms, misses = np.sum(arrived & ~said), np.sum(~arrived & said)
+    return [
+        *(method, text, f"{epochs:.0f}", f"{np.sum(arrived)} of {len(said)}"),
+        *(f"{np.sum(said)}", f"{false_alarms}", f"{misses}"),
+    ]
+
+
+def main() -> None:
+    rows = []
+    for make in (sgd, mean_field_vi):
+        for batch_size in (ROWS, 40):
+            for num_epochs, by_itself in (
+                (50_000, True),
+                (300, True),
+                (100, False),
+                (20_000, False),
+            ):
+                epochs = num_epochs if batch_size == ROWS else num_epochs // 5
+                rows.append(judge_training(make, batch_size, epochs, by_itself))
+    for batch_size, num_updates, stretch in (
+        (ROWS, 40_000, 1.0),
+        (ROWS, 2_000, 1.0),
+        (40, 40_000, 0.1),
+        (40, 40_000, 3.0),
+    ):
+        rows.append(judge_chains(batch_size, num_updates, stretch))
+    headers = ["method", "setting", "epochs", "arrived", "converged", "false alarms", "misses"]
+    print(tabulate(rows, headers, tablefmt="github"))
+
+
+if __name__ == "__main__":
+    main()

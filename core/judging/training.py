@@ -1,0 +1,144 @@
+"""Has training arrived? A verdict on the trend of its objective, its gradient and its members."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from haiku_posteriors.core.judging import trends
+from haiku_posteriors.core.judging.diagnostics import Verdict
+from haiku_posteriors.core.judging.trends import Trend
+
+# From here on, importance weights say that q leaves out more of the posterior than they can mend.
+PARETO_LIMIT = 0.7
+
+
+class Objective(NamedTuple):
+    """What is maximised, in words.
+
+    Attributes:
+      name: such as "ELBO".
+      noise_remedy: what makes its values less noisy.
+      num_evaluations: epochs that an evaluation takes (see `core.progress`): more for an objective
+        that is estimated by random numbers.
+    """
+
+    name: str
+    noise_remedy: str
+    num_evaluations: int = 1
+
+
+class Training(NamedTuple):
+    """How far members have come, (members,) each.
+
+    Attributes:
+      last: the trend of the objective over the last round, or the last quarter of a schedule's way.
+      num_epochs: of that round; 0 where there is none.
+      is_reached: whether training ended by itself; None where its length was given.
+      objectives: mean of the objective over the last round.
+    """
+
+    last: Trend
+    num_epochs: np.ndarray
+    is_reached: np.ndarray | None
+    objectives: np.ndarray
+
+
+def verdict(
+    training: Training,
+    objective: Objective,
+    tolerance: float,
+    *,
+    remaining: np.ndarray | None = None,
+    pareto_k: np.ndarray | None = None,
+) -> Verdict:
+    """Whether optimisers are at their own optimum, and if not, what to change.
+
+    An optimum of its family is not the posterior: how far that is, `pareto_k` says where a density
+    is known, and compare_posteriors.py where there is a reference.
+
+    Args:
+      training: of all members.
+      objective: of theirs.
+      tolerance: nats that a round may gain.
+      remaining: nats that a step along the gradient would gain at the end, by a quadratic with the
+        diagonal curvature there; (members,). For point estimates.
+      pareto_k: shape of the importance weights of q's draws; (members,).
+    """
+    problems, notes = [], []
+    gain, highest = np.asarray(training.last.gain), np.asarray(training.last.highest)
+    margin = highest - gain
+    known = training.num_epochs > 0
+    if not known.all():
+        problems.append(
+            f"Training was cut short: of {_members(~known)} there are not {trends.NUM_BATCHES} "
+            f"batches of epochs to tell whether the {objective.name} still rises. Train longer "
+            "(num_epochs, time_limit)."
+        )
+    falling = known & (gain + margin < -tolerance)
+    if falling.any():
+        problems.append(
+            f"The {objective.name} of {_members(falling)} falls, by {-gain[falling].min():.3g} "
+            "nats in the last round: lower init_step_size."
+        )
+    rising = known & ~falling & (gain - margin > 0) & (highest > tolerance)
+    if rising.any():
+        worst = np.flatnonzero(rising)[np.argmax(gain[rising])]
+        problems.append(
+            f"The {objective.name} of {_members(rising)} still rises, by {gain[worst]:.3g} +- "
+            f"{margin[worst]:.2g} nats in the last {training.num_epochs[worst]} epochs (tolerance "
+            f"{tolerance:.2g}): train longer (num_epochs), or until it is over (num_epochs=auto)."
+        )
+    hidden = known & ~falling & ~rising & ~(highest < tolerance)
+    if hidden.any():
+        worst = np.flatnonzero(hidden)[np.argmax(highest[hidden])]
+        problems.append(
+            f"Noise hides whether the {objective.name} of {_members(hidden)} still rises: by "
+            f"{gain[worst]:.2g} +- {margin[worst]:.2g} nats in the last "
+            f"{training.num_epochs[worst]} epochs (tolerance {tolerance:.2g}). "
+            f"{objective.noise_remedy}, or train longer."
+        )
+    if training.is_reached is not None:
+        cut = known & ~training.is_reached & ~falling & ~rising & ~hidden
+        if cut.any():
+            problems.append(
+                f"Training of {_members(cut)} was cut short while smaller steps still paid: train "
+                "longer (num_epochs, time_limit)."
+            )
+    if remaining is not None:
+        most = float(np.max(remaining))
+        sentence = (
+            f"By gradient and diagonal curvature at the end, {most:.2g} nats are left to gain"
+        )
+        if most > max(10 * tolerance, 1.0):
+            problems.append(f"{sentence}: train longer, with smaller steps at the end.")
+        else:
+            notes.append(f"{sentence}.")
+    if len(training.objectives) > 1:
+        low, high = np.min(training.objectives), np.max(training.objectives)
+        notes.append(
+            f"The {objective.name} of the members is {low:.6g} to {high:.6g}: "
+            + (
+                "they have found optima of different height, or are not there yet."
+                if high - low > max(10 * tolerance, 1.0)
+                else "optima of the same height."
+            )
+        )
+    if pareto_k is not None:
+        worst_k = float(np.max(pareto_k))
+        notes.append(
+            f"Pareto k of the importance weights is {worst_k:.2f}: "
+            + (
+                "q is near enough to the posterior for them to correct it."
+                if worst_k < PARETO_LIMIT
+                else "q is far from the posterior, even at its own optimum; a richer family, "
+                "refinement or HMC comes nearer."
+            )
+        )
+    return Verdict(not problems, tuple(problems), tuple(notes))
+
+
+def _members(which: np.ndarray) -> str:
+    if which.size == 1:
+        return "the run"
+    numbers = ", ".join(map(str, np.flatnonzero(which)))
+    return f"member(s) {numbers} of {which.size}"

@@ -1,0 +1,67 @@
+"""What optimisers say about themselves at the end of a run: diagnostics.json and a verdict."""
+
+import pathlib
+
+import numpy as np
+
+from haiku_posteriors.core.judging import training, trends
+from haiku_posteriors.core.judging.training import Objective, Training
+from haiku_posteriors.core.progress import Progress, Rules
+from haiku_posteriors.utils.report import verdicts
+
+LOG_JOINT = Objective("log-joint", "Raise batch_size")
+DROPOUT = Objective("log-joint", "Raise batch_size", num_evaluations=32)
+ELBO = Objective("ELBO", "Raise the draws per step or batch_size", num_evaluations=32)
+
+
+def training_of(progress: Progress, rules: Rules) -> Training:
+    """How far members have come, from their states at the end, (members, ...) each."""
+    if rules.ends is not None:
+        last = trends.trend(progress.values)
+        is_known = np.asarray(progress.num_values) == trends.NUM_BATCHES
+        epochs = np.where(is_known, rules.ends[-1] - rules.start, 0)
+        return Training(last, epochs, None, np.asarray(progress.values[:, -1]))
+    # A round that is not settled makes the next one twice as long.
+    is_settled = np.asarray(progress.last.highest) < rules.tolerance
+    length = np.asarray(progress.round_length) // np.where(is_settled, 1, 2)
+    epochs = np.where(np.asarray(progress.num_rounds) > 0, length, 0)
+    return Training(
+        progress.last, epochs, np.asarray(progress.is_reached), np.asarray(progress.objective)
+    )
+
+
+def report_training(
+    directory: pathlib.Path,
+    progress: Progress,
+    rules: Rules,
+    objective: Objective,
+    *,
+    remaining: np.ndarray | None = None,
+    pareto_k: np.ndarray | None = None,
+) -> None:
+    """Judges a run of an optimiser and says what to change.
+
+    Args:
+      directory: of the run.
+      progress: of all members, at the end.
+      rules: by which they were watched.
+      objective: that they maximise.
+      remaining, pareto_k: see `training.verdict`.
+    """
+    found = training_of(progress, rules)
+    verdict = training.verdict(
+        found, objective, rules.tolerance, remaining=remaining, pareto_k=pareto_k
+    )
+    content = {
+        "objective": objective.name,
+        "gain": np.asarray(found.last.gain).tolist(),
+        "gain_error": np.asarray(found.last.error).tolist(),
+        "gain_epochs": found.num_epochs.tolist(),
+        "tolerance": rules.tolerance,
+        "ended_by_itself": None if found.is_reached is None else found.is_reached.tolist(),
+        "objectives": found.objectives.tolist(),
+        "num_phases": np.asarray(progress.num_phases).tolist(),
+        "remaining_gain": None if remaining is None else np.asarray(remaining).tolist(),
+        "pareto_k": None if pareto_k is None else np.asarray(pareto_k).tolist(),
+    }
+    verdicts.tell(directory, verdict, content)

@@ -1,0 +1,103 @@
+"""Scales of the posterior around trained networks: what is left to gain, where q begins."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from haiku_posteriors.core import curvature, trees, vi
+from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.judging import loo
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.core.vi import VariationalParams
+from haiku_posteriors.utils import chains, devices
+from haiku_posteriors.utils.tasks import Task
+
+# Rows times parameters up to which hundreds of passes over the data are worth their time.
+MAX_WORK = 10**9
+NUM_IMPORTANCE_DRAWS = 1000
+
+
+def is_affordable(task: Task) -> bool:
+    """Whether hundreds of passes over the data are."""
+    return len(task.dataset.y_train) * trees.size(task.log_joint.shapes) <= MAX_WORK
+
+
+def over_members(
+    task: Task, purpose: int, function: Callable[[jax.Array, Params, Data], Any], state: Any
+) -> Any:
+    """function(key, state of a member, training rows), one member after the other, on the host.
+
+    Args:
+      task: what is worked on.
+      purpose: of the keys.
+      function: compiled once.
+      state: leaves (members, ...).
+    """
+    num_members = jax.tree.leaves(state)[0].shape[0]
+    mesh = devices.make_mesh(num_members)
+    dataset, pieces = task.dataset, task.log_joint.num_microbatches
+    data = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
+
+    def one(argument: tuple[Any, jax.Array]) -> Any:
+        state, member = argument
+        return function(chains.chain_key(task.settings.seed, purpose, 0, member), state, data)
+
+    run = jax.jit(lambda state: jax.lax.map(one, (state, jnp.arange(num_members))))
+    return devices.to_host(run(state))
+
+
+def remaining_gain(task: Task, params: Params) -> np.ndarray | None:
+    """1/2 sum_i g_i^2 / H_ii at point estimates (members, ...): nats that are left to gain.
+
+    By a quadratic of diagonal curvature; None where that would take too long.
+    """
+    if not is_affordable(task):
+        return None
+
+    def gain(key: jax.Array, params: Params, data: Data) -> jax.Array:
+        gradient = jax.grad(task.log_joint)(params, data)
+        diagonal = curvature.diagonal(key, task.log_joint, params, data)
+        return trees.total(jax.tree.map(lambda g, h: g**2 / (2 * h), gradient, diagonal))
+
+    return over_members(task, chains.CURVATURE, gain, params)
+
+
+def mean_field_starts(task: Task, params: Params) -> VariationalParams:
+    """q around trained parameters (members, ...), as wide as the diagonal curvature says.
+
+    sigma_i = 1 / sqrt(H_ii): at the mode of a Gaussian posterior the best mean-field q.
+    """
+    learned = task.settings.learn_prior_scale
+
+    def start(key: jax.Array, params: Params, data: Data) -> VariationalParams:
+        diagonal = curvature.diagonal(key, task.log_joint, params, data)
+        begun = vi.initial_variational(
+            task.log_joint, params, 1.0, None if learned == "None" else learned
+        )
+        scales = jax.tree.map(jax.lax.rsqrt, task.log_joint.partition(diagonal)[0])
+        return begun._replace(raw_scale=jax.tree.map(vi.inverse_softplus, scales))
+
+    return over_members(task, chains.CURVATURE, start, params)
+
+
+def pareto_k(task: Task, variational: VariationalParams) -> np.ndarray | None:
+    """Shape of the importance weights p_T(w, D) / q(w) of draws of q, (members,).
+
+    None where that would take too long.
+    """
+    if not is_affordable(task):
+        return None
+
+    def log_ratios(key: jax.Array, variational: VariationalParams, data: Data) -> jax.Array:
+        def ratio(number: jax.Array) -> jax.Array:
+            drawn = vi.sample_params(jax.random.fold_in(key, number), variational)
+            random, _ = task.log_joint.partition(drawn)
+            return task.log_joint(drawn, data) - vi.log_density(variational, random)
+
+        return jax.lax.map(ratio, jnp.arange(NUM_IMPORTANCE_DRAWS))
+
+    found = over_members(task, chains.IMPORTANCE, log_ratios, variational)
+    return np.array([loo.smooth_weights(values.astype(np.float64))[1] for values in found])
