@@ -137,6 +137,7 @@ def test_starts_at_given_parameters(one_device, log_joint):
         assert np.abs(np.asarray(draw).mean() - np.asarray(start).mean()) < 3.0
 
 
+@pytest.mark.slow  # tests/test_devices.py has a selection every time
 def test_the_number_of_devices_does_not_matter(one_device, log_joint):
     """The same draws on 1 and on 4 devices, up to the rounding of sums.
 

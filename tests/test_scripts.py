@@ -205,6 +205,7 @@ def test_run_vi_says_what_it_covers_and_learned(tmp_path, capsys):
         assert (spread == 0) == name.endswith("/b"), name
 
 
+@pytest.mark.slow  # compiles a program for each of its stages
 def test_layerwise_members_are_weighed_and_bounded(tmp_path, capsys):
     flags = (
         "--vi_family=layerwise --num_epochs=6 --pretrain_epochs=4 --pretrain_starts=2 "
@@ -261,11 +262,8 @@ def test_members_of_implicit_vi_are_weighed(whole):
     assert evidence["value"] == pytest.approx(np.dot(evidence["weights"], evidence["values"]))
 
 
-# What the scripts share is shown on run_sgd.py every time.
-KILLED = [run_sgd, *(pytest.param(s, marks=pytest.mark.slow) for s in RUNS if s is not run_sgd)]
-
-
-@pytest.mark.parametrize("script", KILLED, ids=lambda script: script.__name__)
+@pytest.mark.slow  # tests/utils/test_train_utils.py resumes exactly every time
+@pytest.mark.parametrize("script", RUNS, ids=lambda script: script.__name__)
 def test_killed_at_a_random_moment_and_resumed(script, whole, tmp_path):
     directory = tmp_path / "killed"
     flags = [f"--dir={directory}", *RUNS[script].split()]
