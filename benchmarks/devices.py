@@ -92,14 +92,19 @@ def best(function, *others):
     return least
 
 
+def timed_methods(log_joint):
+    """One of full batches and one of minibatches."""
+    return {
+        "hmc": hmc.hmc(log_joint, step_size=1e-4, trajectory_length=5e-3, num_burn_in=0),
+        "sgd": sgd.sgd(log_joint, batch_size=100),
+    }
+
+
 def overhead():
     """The loop's program against the same steps under a plain jit, without mesh or placement."""
     for rows, width in ((500, 20), (2000, 100)):
         log_joint, inputs, targets = make_problem(rows, width)
-        for name, method in {
-            "hmc": hmc.hmc(log_joint, step_size=1e-4, trajectory_length=5e-3, num_burn_in=0),
-            "sgd": sgd.sgd(log_joint, batch_size=100),
-        }.items():
+        for name, method in timed_methods(log_joint).items():
             compiled, (state, data, *_) = lower(method, inputs, targets)
             plain_data = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), data)
 
@@ -128,10 +133,7 @@ def fixed_sums():
     """Processor time of a step with --deterministic_sums over that without."""
     for rows, width in ((500, 20), (2000, 100)):
         log_joint, inputs, targets = make_problem(rows, width)
-        for name, method in {
-            "hmc": hmc.hmc(log_joint, step_size=1e-4, trajectory_length=5e-3, num_burn_in=0),
-            "sgd": sgd.sgd(log_joint, batch_size=100),
-        }.items():
+        for name, method in timed_methods(log_joint).items():
             runs = []
             for fixed in (False, True):
                 devices.choose_mesh(None, 1, fixed)
