@@ -179,6 +179,7 @@ def run(settings: Settings) -> None:
     settings = task.settings
     method = make_method(task, generator)
     directory = tasks.open_folder(task)
+    refinement = refine.stage(task, directory)  # its mistakes are told before anything is trained
     training_runs.train(
         task,
         directory,
@@ -187,9 +188,7 @@ def run(settings: Settings) -> None:
         num_members=settings.num_members,
         initial_params=find_starts(task, directory),
         num_draws=settings.num_draws,
-        change_draws=functools.partial(
-            final_draws, task, directory, generator, method, refine.stage(task, directory)
-        ),
+        change_draws=functools.partial(final_draws, task, directory, generator, method, refinement),
     )
 
 

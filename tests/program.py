@@ -96,6 +96,11 @@ def assert_same_outcome(first, second):
             np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
+def small_network(inputs):
+    """A network of the user's own."""
+    return hk.nets.MLP([3, 1], activation=jax.nn.tanh)(inputs)
+
+
 def wide_network(inputs):
     """A million weights, for tests of memory."""
     return hk.nets.MLP([1000, 1000, 1], activation=jax.nn.tanh)(inputs)

@@ -109,6 +109,7 @@ def test_run_sgd_leaves_what_the_design_says(whole):
     assert "runs" in out and "predictive.png" in out and "epoch" in out
 
 
+@pytest.mark.slow  # two runs more of run_sgd.py
 def test_a_time_limit_ends_a_run_that_goes_on_without_it(whole, tmp_path):
     run_here(run_sgd, f"{RUNS[run_sgd]} --time_limit=1e-4", tmp_path / "run")
     summary, *_ = outcome(tmp_path / "run")
