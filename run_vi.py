@@ -294,6 +294,8 @@ def run(settings: Settings) -> None:
         "num_members",
     )
     directory = tasks.open_folder(task)
+    # Before the starts are trained: mistakes of later stages are told first.
+    change_draws = final_draws(task, directory, method, family)
     training_runs.train(
         task,
         directory,
@@ -303,7 +305,7 @@ def run(settings: Settings) -> None:
         measure=functools.partial(measure, task),
         initial_params=find_starts(task, directory, given),
         num_draws=1 if task.method == "map" else settings.vi_ensemble_size,
-        change_draws=final_draws(task, directory, method, family),
+        change_draws=change_draws,
         judge=report_prior_scales if task.method == "vi" else None,
     )
 

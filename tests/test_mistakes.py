@@ -394,6 +394,7 @@ MISTAKES = {
         "--vi_family=layerwise --prior_family=laplace": "needs a Gaussian prior",
         "--vi_family=layerwise --num_evidence_draws=1": "Fewer than 4 draws",
         "--vi_family=layerwise --member_weights=stacking": "at least 25",
+        "--refine_step_size=1e-3": "give refine, too",
         "--member_weights=evidence": "give num_evidence_draws",
         "--mean_init_checkpoint=a --init_checkpoint=b": "not both",
         "--kl=forward --temperature=2": "temperature must be 1",
