@@ -19,7 +19,7 @@ RUNS = {
     "run_hmc.py": "--num_chains=1 --num_iterations=6 --step_size=1e-3 --trajectory_len=3e-3",
     "run_sgmcmc.py": "--num_chains=2 --num_epochs=20 --num_burnin_epochs=10 --ensemble_freq=5",
     "run_vi.py": "--num_epochs=20 --vi_ensemble_size=4 --eval_freq=10",
-    "run_implicit.py": "--num_epochs=4 --num_draws=4 --num_samples=2 --num_elbo_draws=4 "
+    "run_implicit.py": "--num_epochs=4 --num_draws=4 --num_samples=2 --num_evidence_draws=4 "
     "--pretrain_epochs=2 --pretrain_starts=2 --generator=generator.yaml",
 }
 LONG = "--num_members=2 --num_epochs=8000 --batch_size=32 --eval_freq=2000 --save_freq=20"
