@@ -20,6 +20,7 @@ def calibrate(*flags):
     calibrate_method.run(cmd_args_utils.parse(calibrate_method.GROUPS, flags))
 
 
+@pytest.mark.slow
 def test_the_tool_leaves_a_table_and_a_picture(tmp_path, capsys):
     """A point estimate has no spread: every true value is beyond all draws."""
     short = ("--num_data_sets=40", "--num_draws=7", "--num_steps=300", "--num_rows=6")

@@ -52,6 +52,7 @@ def test_a_comparison_leaves_a_page_with_its_pictures_inside(runs, tmp_path):
     assert not list((tmp_path / "c").glob(".*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_sentence_and_exit_code_2():
     # The flags of the runs are not flags of this script, and are refused before it starts.
     code, _, err = program.run("compare_posteriors.py", "--dataset_name=digits")

@@ -67,6 +67,7 @@ def test_a_table(folder):
     assert scope["houses"].x_train.shape == (45, 5)
 
 
+@pytest.mark.slow
 def test_breast_cancer(folder):
     scope = run(EXAMPLES[2])
     assert scope["probabilities"].shape == (169, 2) and scope["nats"] < 0

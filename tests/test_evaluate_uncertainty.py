@@ -59,6 +59,7 @@ def test_runs_that_cannot_be_evaluated_together_are_refused(ensemble, tmp_path):
     assert not (digits / "uncertainty").exists()
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_sentence_and_exit_code_2():
     code, _, err = program.run("evaluate_uncertainty.py")
     assert code == 2

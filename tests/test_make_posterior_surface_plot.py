@@ -28,6 +28,7 @@ def test_a_surface_through_the_members(run, tmp_path):
     assert (tmp_path / "surface.png").is_file() and (tmp_path / "surface.pdf").is_file()
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_sentence_and_exit_code_2(run):
     code, _, err = program.run(
         "make_posterior_surface_plot.py",

@@ -228,6 +228,7 @@ def test_layerwise_members_are_weighed_and_bounded(tmp_path, capsys):
     assert -1e-3 < gain < np.log(2) + 1e-3
 
 
+@pytest.mark.slow  # compiles a program for each of its stages
 def test_run_implicit_says_what_it_does(tmp_path, capsys):
     one = " --num_members=1 --member_weights=even --num_evidence_draws=0 --num_draws=8"
     run_here(run_implicit, RUNS[run_implicit] + one, tmp_path / "run")

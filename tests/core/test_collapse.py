@@ -122,6 +122,7 @@ def test_the_posterior_is_that_of_all_parameters():
     assert np.all(np.abs(mean - other) < 5 * np.hypot(error, its_error))
 
 
+@pytest.mark.slow
 def test_chains_pool_and_draws_have_all_parameters():
     inputs, targets = INPUTS.astype(np.float32), TARGETS.astype(np.float32)
     log_joint, data = make(inputs=inputs, targets=targets)

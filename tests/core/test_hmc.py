@@ -341,6 +341,7 @@ def test_chains_are_the_same_alone_and_in_lockstep():
         )
 
 
+@pytest.mark.slow
 def test_a_divergence_in_burn_in_halves_the_step_size_of_all_chains():
     """Once, at the end, and only if the step size had settled."""
     burn_in = BurnIn(80, 0.8, 1.0, {"w": 1.0}, 1.0)

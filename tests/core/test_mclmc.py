@@ -160,6 +160,7 @@ def test_tuning_reaches_its_energy_variance_and_is_then_frozen(tuned_chains):
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(draws))
 
 
+@pytest.mark.slow
 def test_adjusted_tuning_reaches_its_acceptance():
     method = mclmc(LOG_JOINT, num_burn_in=200, adjusted=True, adapt_mass_matrix=False)
     states, _, info = run_chains(method, NETWORK_DATA, num_chains=3, num_steps=300)
@@ -208,6 +209,7 @@ def test_nan_never_enters_a_chain(adjusted):
     assert np.all(np.ptp(w[:, 100:], axis=1) > 0.5)
 
 
+@pytest.mark.slow
 def test_chains_are_the_same_alone_and_in_lockstep():
     method = mclmc(target_of_density(gumbel, 3), step_size=0.2, trajectory_length=0.6)
     states = jax.vmap(method.init, (0, None))(chain_keys(jax.random.key(1), 3), None)

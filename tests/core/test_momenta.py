@@ -89,6 +89,7 @@ def test_moments_of_a_skewed_target():
     assert_mean_of_chains(np.exp(-info["energy_error"][:, 100:]), 1)
 
 
+@pytest.mark.slow
 def test_tails_follow_a_log_joint_that_varies_much_and_no_other():
     """Heavy where log p varies by 10 times D / 2: E-BFMI rises, the known law is met."""
     target = target_of_density(varying_scale, 1 + NUM_SCALED)

@@ -89,6 +89,7 @@ def test_fractions_rise_to_one_and_stay_and_step_size_and_masses_with_them(adapt
     np.testing.assert_allclose(np.log(learned), np.log(expected), atol=0.5)
 
 
+@pytest.mark.slow
 def test_with_everything_given_the_evidence_is_unbiased_for_few_particles():
     """Ten particles in each of 4,000 populations; Z itself is right, and log Z too low."""
     exact = linear_gaussian(1.0)

@@ -156,6 +156,7 @@ def nonlinear():
     return Nonlinear()
 
 
+@pytest.mark.slow
 def test_constant_generator_is_mean_field(nonlinear):
     """J = 0: the terms of mean-field VI with the same mean and s."""
     log_joint = nonlinear.log_joint
