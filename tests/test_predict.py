@@ -118,6 +118,7 @@ def test_test_rows_on_one_device(folder, tmp_path, first_device_only):
     check_test_rows(run, folder, tmp_path / "out.npz")
 
 
+@pytest.mark.slow  # another run; draws of chains are above
 def test_test_rows_of_draws_that_were_taken_at_once(classification, folder, tmp_path):
     found, own = check_test_rows(classification, folder, tmp_path / "out.npz")
     mean = own["test_predictions"].mean(axis=0, dtype=float)

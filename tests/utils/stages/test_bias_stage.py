@@ -15,7 +15,7 @@ from haiku_posteriors.utils import data_utils
 from haiku_posteriors.utils.stages import bias
 from haiku_posteriors.utils.train_utils import Run
 
-pytestmark = pytest.mark.usefixtures("first_device_only")
+pytestmark = [pytest.mark.usefixtures("first_device_only"), pytest.mark.slow]
 
 RANDOM = np.random.default_rng(0)
 INPUTS = RANDOM.normal(size=(20, 20))
@@ -73,7 +73,6 @@ def test_a_large_step_is_seen_and_a_small_one_passes(energy_variance, biased):
         assert "biased" in report.problems[0] and "--adjusted" in report.problems[0]
 
 
-@pytest.mark.slow  # another program and another run
 def test_chains_that_stand_still_are_a_problem():
     """From the prior, steps that are much too long are all taken back."""
     report, said = estimate(step_size=1.0)
