@@ -60,9 +60,7 @@ def estimate(num_iterations=40, **settings):
     return report, said
 
 
-@pytest.mark.parametrize(
-    ("energy_variance", "biased"), [pytest.param(1e-4, False, marks=pytest.mark.slow), (0.2, True)]
-)
+@pytest.mark.parametrize(("energy_variance", "biased"), [(1e-4, False), (0.2, True)])
 def test_a_large_step_is_seen_and_a_small_one_passes(energy_variance, biased):
     report, said = estimate(energy_variance=energy_variance)
     assert len(said) == 4 and report.acceptance > 0.5 and report.num_gradients > 32 * 40
