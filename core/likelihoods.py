@@ -36,6 +36,8 @@ class Likelihood(NamedTuple):
       noise_std: own parameters -> the standard deviation of a Gaussian noise that is the same
         everywhere; None for other observation models.
       prior_std: of every own parameter, around its value in `init`.
+      curvature_root: (outputs (rows, k), own parameters) -> S (rows, k, k), with S S' the Fisher
+        information about the outputs; None where that is diagonal.
     """
 
     log_likelihood: Callable[[jax.Array, jax.Array, Params], jax.Array]
@@ -47,6 +49,7 @@ class Likelihood(NamedTuple):
     num_outputs: int
     noise_std: Callable[[Params], jax.Array] | None = None
     prior_std: float = LOG_NOISE_PRIOR_STD
+    curvature_root: Callable[[jax.Array, Params], jax.Array] | None = None
 
 
 def _no_parameters() -> Params:
@@ -72,6 +75,13 @@ def categorical(num_classes: int) -> Likelihood:
         probabilities = jax.nn.softmax(outputs)
         return probabilities * (1 - probabilities)
 
+    def curvature_root(outputs: jax.Array, params: Params) -> jax.Array:
+        # diag(p) - p p' = S S' with S = diag(sqrt p) - p sqrt(p)', since the p sum to 1.
+        probabilities = jax.nn.softmax(outputs)
+        roots = jnp.sqrt(probabilities)
+        diagonal = roots[:, :, None] * jnp.eye(num_classes, dtype=outputs.dtype)
+        return diagonal - probabilities[:, :, None] * roots[:, None, :]
+
     return Likelihood(
         log_likelihood,
         lambda outputs, params: jax.nn.softmax(outputs),
@@ -80,6 +90,7 @@ def categorical(num_classes: int) -> Likelihood:
         _no_log_prior,
         _no_prior_draw,
         num_classes,
+        curvature_root=curvature_root,
     )
 
 

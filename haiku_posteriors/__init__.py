@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.errors import UserError
     from haiku_posteriors.core.hmc import hmc
     from haiku_posteriors.core.implicit.implicit_vi import implicit_vi
+    from haiku_posteriors.core.laplace import laplace
     from haiku_posteriors.core.layerwise.layerwise_vi import layerwise_vi
     from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
     from haiku_posteriors.core.mclmc import mclmc
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.sgd import sgd
     from haiku_posteriors.core.sgmcmc import sgmcmc
     from haiku_posteriors.core.smc import smc
+    from haiku_posteriors.core.swag import swag
     from haiku_posteriors.core.vi import mean_field_vi
     from haiku_posteriors.utils.data_utils import from_arrays
     from haiku_posteriors.utils.data_utils import load as load_dataset
@@ -45,6 +47,7 @@ __all__ = [
     "from_arrays",
     "hmc",
     "implicit_vi",
+    "laplace",
     "layerwise_vi",
     "likelihoods",
     "load_dataset",
@@ -58,6 +61,7 @@ __all__ = [
     "sgd",
     "sgmcmc",
     "smc",
+    "swag",
     "to_arviz",
 ]
 
@@ -74,6 +78,7 @@ _HOMES = {
     "from_arrays": "utils.data_utils:from_arrays",
     "hmc": "core.hmc:hmc",
     "implicit_vi": "core.implicit.implicit_vi:implicit_vi",
+    "laplace": "core.laplace:laplace",
     "layerwise_vi": "core.layerwise.layerwise_vi:layerwise_vi",
     "likelihoods": "core.likelihoods",
     "load_dataset": "utils.data_utils:load",
@@ -87,6 +92,7 @@ _HOMES = {
     "sgd": "core.sgd:sgd",
     "sgmcmc": "core.sgmcmc:sgmcmc",
     "smc": "core.smc:smc",
+    "swag": "core.swag:swag",
     "to_arviz": "utils.report.arviz_export:to_arviz",
 }
 

@@ -30,10 +30,12 @@ import make_posterior_surface_plot
 import predict
 import run_hmc
 import run_implicit
+import run_laplace
 import run_mclmc
 import run_sgd
 import run_sgmcmc
 import run_smc
+import run_swag
 import run_vi
 import sweep_temperatures
 from haiku_posteriors.core.errors import UserError
@@ -42,7 +44,7 @@ from haiku_posteriors.utils import checkpoint_utils, files, locks
 pytestmark = pytest.mark.usefixtures("first_device_only")
 
 RUNNERS = (run_sgd, run_hmc, run_mclmc, run_smc, run_sgmcmc, run_vi, run_implicit)
-OTHERS = (predict, list_runs, sweep_temperatures, calibrate_method)
+OTHERS = (predict, list_runs, sweep_temperatures, calibrate_method, run_laplace, run_swag)
 READERS = (compare_posteriors, evaluate_uncertainty, make_posterior_surface_plot)
 SHORT = "--num_epochs=20 --eval_freq=10 --save_freq=10 --num_members=2 --dir=run"
 
@@ -485,6 +487,22 @@ MISTAKES = {
         "--run=hmc --inputs=good.npz --output=p.csv --quantiles=2": "must be numbers between 0",
     },
     list_runs: {"nowhere": "There is no folder nowhere"},
+    run_laplace: {
+        "": "Give the folder of the finished run",
+        "--run=nowhere": "There is no run folder nowhere",
+        "--run=unfinished": "is not finished",
+        "--run=hmc --structure=block": "structure",
+        "--run=hmc --num_draws=0": "num_draws",
+        "--run=hmc --dir=file": "file is a file",
+        "--run=bad_draws": "is damaged or no safetensors file",
+    },
+    run_swag: {
+        "": "Give the folder of the finished run",
+        "--run=flags_cut": "flags.json is damaged",
+        "--run=hmc --num_epochs=4 --num_burnin_epochs=3": "Two epochs at least",
+        "--run=hmc --rank=1": "rank must be at least 2",
+        "--run=hmc --batch_size=1000": "no gradient noise",
+    },
     make_posterior_surface_plot: {
         "": "Three points are needed",
         SURFACE + "hmc": "choose one of hmc@0 to @1",

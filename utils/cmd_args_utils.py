@@ -211,6 +211,12 @@ RUN = (
         above=0,
     ),
 )
+# Of scripts that begin with a finished run, whose problem is theirs.
+OF_A_RUN = (
+    Flag("run", "path", None, "Folder of the finished run to begin with."),
+    next(flag for flag in DATA if flag.name == "data_dir")._replace(by_default="the run's"),
+    *(flag for flag in RUN if flag.name in ("seed", "dir", "tabulate_freq", "time_limit")),
+)
 MINIBATCHES = (
     Flag(
         "init_step_size",

@@ -1,10 +1,11 @@
 """From settings to a task, and from a task to a finished folder."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,10 +25,13 @@ from haiku_posteriors.utils.report import (
     predictive_checks,
     prior_predictive,
     problem_files,
+    run_folders,
+    run_networks,
     run_page,
     summary,
 )
 from haiku_posteriors.utils.report.problem_files import StoredProblem
+from haiku_posteriors.utils.report.run_folders import OpenedRun
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.signals import Interrupted, Interruption
 from haiku_posteriors.utils.train_utils import Run, RunResult
@@ -78,6 +82,37 @@ def load_task(method: str, settings: Settings) -> Task:
     num_chains = values.get("num_chains", values.get("num_members", 1))
     devices.choose_mesh(values.get("mesh"), num_chains, values.get("deterministic_sums", False))
     return Task(method, settings, dataset, log_joint)
+
+
+def load_task_of_run(
+    method: str, settings: Settings, changes: Mapping[str, Any] | None = None
+) -> tuple[Task, OpenedRun]:
+    """The task of a finished run for another method, and that run.
+
+    Args:
+      method: the name of the method.
+      settings: with the flags `cmd_args_utils.OF_A_RUN`.
+      changes: of the run's problem, by field.
+
+    Raises:
+      UserError: there is no such run, it is not finished, or its data are others now.
+    """
+    if settings.dir:
+        files.refuse_unusable(pathlib.Path(settings.dir))
+    if not settings.run:
+        raise UserError("Give the folder of the finished run to begin with as --run.")
+    run = run_folders.open_run(pathlib.Path(settings.run))
+    jax.config.update("jax_enable_x64", run_folders.needs_float64([run]))
+    _, dataset = run_networks.load_run_problem(run, settings.data_dir)
+    described = run_networks.problem_of_run(run, settings.data_dir)
+    changed = dataclasses.replace(described, **(changes or {}))
+    always = {"prior_predictive": False, "eval_freq": 1, "save_freq": 1}
+    values = {**always, **settings.values, **vars(changed)}
+    sources = {**dict.fromkeys(values, f"as in {settings.run}"), **settings.sources}
+    num_chains = values.get("num_chains", values.get("num_members", 1))
+    devices.choose_mesh(values.get("mesh"), num_chains, values.get("deterministic_sums", False))
+    log_joint = problem.build_log_joint(changed, dataset.form)
+    return Task(method, Settings(values, sources), dataset, log_joint), run
 
 
 def open_folder(task: Task) -> pathlib.Path:
