@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 import optax
 
 from haiku_posteriors.core import sgd, vi
@@ -19,6 +20,7 @@ from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.implicit import generators, implicit_vi, mixtures, samplers
 from haiku_posteriors.core.implicit.generators import Generator
+from haiku_posteriors.core.judging.training import Bound
 from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import (
@@ -186,6 +188,7 @@ def run(settings: Settings) -> None:
         method,
         training.ELBO._replace(name=f"{settings.objective} objective"),
         num_members=settings.num_members,
+        measure=lambda result: {"bound": read_bound(directory)},
         initial_params=find_starts(task, directory),
         num_draws=settings.num_draws,
         change_draws=functools.partial(final_draws, task, directory, generator, method, refinement),
@@ -326,6 +329,16 @@ def final_draws(
         if settings.member_weights != "even":
             draws = mixture.mixture_draws(method, state, weights, settings.num_draws, settings.seed)
     return refined(state, draws) if refined else draws
+
+
+def read_bound(directory: pathlib.Path) -> Bound | None:
+    """The hierarchical bounds that `final_draws` has left; None where there are none."""
+    found = evidence.read(directory)
+    if found is None or not found["estimator"].startswith(mixture.HIERARCHICAL):
+        return None
+    if None in found["values"]:
+        return None
+    return Bound(*(np.array(found[name], float) for name in ("values", "errors")))
 
 
 def member_evidence(task: Task, generator: Generator, state: State) -> mixture.Evidence:

@@ -11,6 +11,7 @@ python run_vi.py --vi_ensemble_size=100 --refine=mclmc   each draw moved to the 
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -302,7 +303,7 @@ def run(settings: Settings) -> None:
         method,
         OBJECTIVES[task.method],
         num_members=settings.num_members,
-        measure=functools.partial(measure, task),
+        measure=functools.partial(measure, task, family),
         initial_params=find_starts(task, directory, given),
         num_draws=1 if task.method == "map" else settings.vi_ensemble_size,
         change_draws=change_draws,
@@ -325,14 +326,18 @@ def find_starts(
     return local_scales.mean_field_starts(task, trained)
 
 
-def measure(task: Task, result: RunResult) -> dict[str, np.ndarray | None]:
+def measure(task: Task, family: Family | None, result: RunResult) -> dict[str, Any]:
     """What else a verdict on the method needs to know."""
     if task.method == "map":
         return {"remaining": local_scales.remaining_gain(task, result.state.params)}
+    # With a learned prior q is no approximation of the posterior; a draw of the layerwise family
+    # costs a regression for every unit.
     is_posterior = task.method == "vi" and task.settings.learn_prior_scale == "None"
-    if not is_posterior:
+    is_small = task.method == "layerwise" and trees.size(task.log_joint.shapes) <= SMALL
+    if family is None or not (is_posterior or is_small):
         return {}
-    return {"pareto_k": local_scales.pareto_k(task, result.state.variational)}
+    # States of both families begin with the posterior.
+    return {"pareto_k": local_scales.pareto_k(task, family, result.state[0])}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

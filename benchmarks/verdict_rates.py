@@ -56,7 +56,7 @@ def train(make: Callable[..., Method], batch_size: int, num_epochs: int, by_itse
     """The states of all seeds at the end, and the rules."""
     batches = num_minibatches(ROWS, batch_size)
     optimizer = make_optimizer("Adam", 0.01, None if by_itself else num_epochs * batches)
-    evaluations = 1 if make is sgd else 32
+    evaluations = 1 if make is sgd else -(-32 // batches)
     rules = Rules(TOLERANCE, progress.first_round(batches), num_evaluations=evaluations)
     if not by_itself:
         steps = 1 + np.cos(np.pi * np.arange(num_epochs) / num_epochs)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 
 Posterior = Params  # a pytree: a member's own parameters
@@ -98,6 +99,37 @@ def elbo_terms(
 
         gains = jax.lax.map(gain, draws)
     return tuple(jnp.mean(value.reshape(2, -1), axis=0) for value in (terms.elbo, gains))  # type: ignore[return-value]
+
+
+def log_importance_ratios(
+    rng_key: jax.Array,
+    family: Family,
+    log_joint: LogJoint,
+    q: Posterior,
+    data: Data,
+    num_samples: int,
+) -> jax.Array:
+    """log p_T(w, D) - log q(w) of draws w of q, (num_samples,).
+
+    The mean of their exponentials estimates the integral of p_T(w, D) without bias; how heavy the
+    tail of these weights is says how far q is from the posterior (arXiv 1802.02538). They are all
+    alike if q is the posterior.
+
+    Args:
+      rng_key: for all noise.
+      family: of q.
+      log_joint: the model.
+      q: a member.
+      data: all rows.
+      num_samples: draws, an even number.
+    """
+    terms, draws = family.evidence_terms(rng_key, q, data, num_samples)
+
+    def rest(params: Params) -> jax.Array:
+        log_prior = log_joint.log_prior(params) / log_joint.temperature
+        return log_prior - family.log_density(q, params)
+
+    return terms.expected_log_likelihood + jax.lax.map(rest, draws)
 
 
 def stacking_weights(log_scores: np.ndarray, num_iterations: int = 1000) -> np.ndarray:

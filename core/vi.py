@@ -99,17 +99,6 @@ def inverse_softplus(sigma: float | jax.Array) -> jax.Array:
     return sigma + jnp.log(-jnp.expm1(-sigma))
 
 
-def log_density(variational: VariationalParams, random: Params) -> jax.Array:
-    """log q of random parameters, as `LogJoint.partition` leaves them; a scalar."""
-
-    def term(mean: jax.Array, raw: jax.Array, leaf: jax.Array) -> jax.Array:
-        sigma = jax.nn.softplus(raw)
-        return -0.5 * jnp.square((leaf - mean) / sigma) - jnp.log(sigma)
-
-    terms = trees.total(jax.tree.map(term, variational.mean, variational.raw_scale, random))
-    return terms - 0.5 * math.log(2 * math.pi) * trees.size(random)
-
-
 def sample_params(rng_key: jax.Array, variational: VariationalParams) -> Params:
     """One draw of all parameters: w = mu + sigma e, and the point estimates as they are."""
     noise = trees.normal_like(rng_key, variational.mean)

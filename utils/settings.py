@@ -27,7 +27,7 @@ LAYERWISE_UPDATES, LAYERWISE_PRETRAINING = 3000, 1000  # of Adam
 MAX_UPDATES, UPDATES_PER_EVALUATION = 100_000, 2_000
 # Of a chain of SGMCMC: before its first draw, and from draw to draw.
 BURN_IN_UPDATES, UPDATES_PER_DRAW = 10_000, 50
-BATCH_SIZE, BATCH_WORK = 200, 2_000_000  # rows; rows times parameters
+BATCH_SIZE, BATCH_WORK = 200, 2_000_000  # rows; rows times parameters times draws per step
 # Adam's step over the prior's standard deviation, the scale on which weights differ.
 STEP_OVER_PRIOR_STD = 0.01
 MAX_GENERATOR_STEP = 0.01  # a generator's parameters are not weights, and of another scale
@@ -256,13 +256,16 @@ def complete(
 ) -> Settings:
     """Fills in what data and network decide: `chosen`, and limits by rows and by parameters."""
     settings = settings.fill(chosen, "chosen from the data")
-    if settings.values.get("preconditioner") == "curvature":
+    is_curvature = settings.values.get("preconditioner") == "curvature"
+    if is_curvature or _optimises_without_length(settings):
         # Noise of gradients is paid for by smaller steps: as many rows as cost little.
-        settings = settings.fill(
-            {"batch_size": max(BATCH_SIZE, BATCH_WORK // num_parameters)}, "by the network's size"
-        )
-    else:
-        settings = settings.fill({"batch_size": BATCH_SIZE, "momentum_decay": 0.9}, FIXED)
+        named = (settings.values.get(name) for name in ("num_samples", "vi_num_samples"))
+        work = num_parameters * next((draws for draws in named if draws), 1)
+        rows = max(BATCH_SIZE, BATCH_WORK // work)
+        settings = settings.fill({"batch_size": rows}, "by the network's size")
+    settings = settings.fill({"batch_size": BATCH_SIZE}, FIXED)
+    if not is_curvature:
+        settings = settings.fill({"momentum_decay": 0.9}, FIXED)
     settings = settings.cap("batch_size", num_rows, "all training rows")
     if settings.values.get("until_converged") and "num_iterations" in settings.values:
         draws = MAX_DRAW_BYTES // (4 * num_parameters * settings.num_chains)
@@ -281,6 +284,13 @@ def complete(
         settings = settings.fill({"init_step_size": step}, "by the prior's scale")
         settings = settings.fill({"final_step_size": settings.init_step_size}, "as init_step_size")
     return _fill_lengths(settings, num_rows, num_parameters)
+
+
+def _optimises_without_length(settings: Settings) -> bool:
+    """Whether training is to end by itself; lengths are numbers of updates then, not of epochs."""
+    values = settings.values
+    is_optimiser = "num_epochs" in values and "preconditioner" not in values
+    return is_optimiser and values["num_epochs"] is None and values["until_converged"]
 
 
 def _fill_lengths(settings: Settings, num_rows: int, num_parameters: int) -> Settings:

@@ -300,6 +300,7 @@ def execute(
         print(sentence)
     if judge:
         _judge(judge, directory, result)
+        summary.add_verdict(directory)
     data_name = files.readable(pathlib.Path(dataset.name).stem)
     title = f"{task.method}, {settings.model_name} on {data_name}"
     unit = loop.get("unit", "epoch")

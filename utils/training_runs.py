@@ -5,9 +5,8 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from haiku_posteriors.core import progress, trees
+from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.judging.training import Objective
 from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.trees import Params
@@ -16,7 +15,7 @@ from haiku_posteriors.utils.report import training
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
-Measure = Callable[[RunResult], dict[str, np.ndarray | None]]
+Measure = Callable[[RunResult], dict[str, Any]]
 
 
 def train(
@@ -46,7 +45,9 @@ def train(
     settings = task.settings
     num_random = trees.size(task.log_joint.random_shapes)
     rules = optim_utils.rules_of(settings, len(task.dataset.y_train), num_random)
-    rules = rules._replace(num_evaluations=objective.num_evaluations)
+    # Minibatches have random numbers of their own: an epoch of several averages as many draws.
+    batches = num_minibatches(len(task.dataset.y_train), settings.batch_size)
+    rules = rules._replace(num_evaluations=-(-objective.num_evaluations // batches))
 
     def report(directory: pathlib.Path, result: RunResult) -> None:
         inner = dataclasses.replace(result, state=result.state.state)

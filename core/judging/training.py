@@ -10,6 +10,7 @@ from haiku_posteriors.core.judging.trends import Trend
 
 # From here on, importance weights say that q leaves out more of the posterior than they can mend.
 PARETO_LIMIT = 0.7
+GAP_LIMIT = 1.0  # nats between an objective and a bound that are worth a word
 
 
 class Objective(NamedTuple):
@@ -18,8 +19,8 @@ class Objective(NamedTuple):
     Attributes:
       name: such as "ELBO".
       noise_remedy: what makes its values less noisy.
-      num_evaluations: epochs that an evaluation takes (see `core.progress`): more for an objective
-        that is estimated by random numbers.
+      num_evaluations: minibatches that an evaluation takes at least, by whole epochs (see
+        `core.progress`): more for an objective that is estimated by random numbers.
     """
 
     name: str
@@ -43,6 +44,18 @@ class Training(NamedTuple):
     objectives: np.ndarray
 
 
+class Bound(NamedTuple):
+    """Lower bounds of log p_T(D) by q, (members,) each.
+
+    Attributes:
+      values: in nats.
+      errors: their standard errors.
+    """
+
+    values: np.ndarray
+    errors: np.ndarray
+
+
 def verdict(
     training: Training,
     objective: Objective,
@@ -50,11 +63,13 @@ def verdict(
     *,
     remaining: np.ndarray | None = None,
     pareto_k: np.ndarray | None = None,
+    bound: Bound | None = None,
 ) -> Verdict:
     """Whether optimisers are at their own optimum, and if not, what to change.
 
     An optimum of its family is not the posterior: how far that is, `pareto_k` says where a density
-    is known, and compare_posteriors.py where there is a reference.
+    is known, `bound` where the objective is none, and compare_posteriors.py where there is a
+    reference.
 
     Args:
       training: of all members.
@@ -63,6 +78,7 @@ def verdict(
       remaining: nats that a step along the gradient would gain at the end, by a quadratic with the
         diagonal curvature there; (members,). For point estimates.
       pareto_k: shape of the importance weights of q's draws; (members,).
+      bound: of log p_T(D) by the q that was found, where the objective bounds nothing.
     """
     problems, notes = [], []
     gain, highest = np.asarray(training.last.gain), np.asarray(training.last.highest)
@@ -134,7 +150,24 @@ def verdict(
                 "refinement or HMC comes nearer."
             )
         )
+    if bound is not None:
+        notes.append(_gap(training.objectives, bound, objective.name))
     return Verdict(not problems, tuple(problems), tuple(notes))
+
+
+def _gap(objectives: np.ndarray, bound: Bound, name: str) -> str:
+    """What an objective that is no bound says beyond one; of the member with the best bound."""
+    best = int(np.argmax(bound.values))
+    value, error = bound.values[best], bound.errors[best]
+    gap = objectives[best] - value
+    said = f"The hierarchical lower bound is {value:.2f} +- {error:.2f} nats, the {name} "
+    said += f"{objectives[best]:.2f}: "
+    if gap > GAP_LIMIT + 2 * error:
+        return (
+            f"{said}{gap:.1f} nats of it are no part of the bound, be it that q's entropy is "
+            "overestimated or that the bound is loose (num_inner_draws)."
+        )
+    return f"{said}what was maximised is as good as a bound."
 
 
 def _members(which: np.ndarray) -> str:

@@ -43,9 +43,15 @@ def test_the_elbo_of_a_mixture_is_that_of_quadrature():
             )
             for k in range(2)
         ]
-        return mixture, jax.vmap(lambda w: log_joint(w, data))(params), terms
+        first = jax.tree.map(lambda leaf: leaf[0], members)
+        ratios = densities.log_importance_ratios(
+            jax.random.key(2), family, log_joint, first, data, 4000
+        )
+        return mixture, jax.vmap(lambda w: log_joint(w, data))(params), terms, ratios
 
-    mixture, joint, terms = evaluate(jnp.asarray(grid, jnp.float32))
+    mixture, joint, terms, ratios = evaluate(jnp.asarray(grid, jnp.float32))
+    weights_of_pairs = np.exp(np.asarray(ratios, float) - model.log_evidence()).reshape(2, -1)
+    assert_mean(weights_of_pairs.mean(axis=0), 1.0)
     each = scipy.stats.norm.pdf(grid[:, None], MEANS, STDS)
     density = each @ WEIGHTS
     near = density > 1e-12

@@ -89,9 +89,12 @@ def test_which_value_wins_and_where_it_comes_from(method, flags, name, value, so
 @pytest.mark.parametrize(
     ("method", "flags", "expected"),
     [
-        # 455 rows in 3 minibatches; steps by the prior's standard deviation.
-        ("sgd", "", {"batch_size": 200, "num_epochs": 33_334, "init_step_size": 0.01 * 10**-0.5}),
-        ("sgd", "--num_epochs=50", {"eval_freq": 5, "num_epochs": 50}),
+        # All rows are one minibatch; steps by the prior's standard deviation.
+        ("sgd", "", {"batch_size": 455, "num_epochs": 100_000, "init_step_size": 0.01 * 10**-0.5}),
+        ("sgd", "--num_epochs=50", {"eval_freq": 5, "num_epochs": 50, "batch_size": 200}),
+        ("sgd", "--until_converged --num_epochs=50", {"batch_size": 200}),
+        # 8 draws a step, of 752 weights each: 332 rows of 455 are two minibatches.
+        ("implicit", "", {"batch_size": 332, "num_epochs": 50_000}),
         # All rows are one minibatch: 200 of them would cost as much.
         ("sgmcmc", "", {"batch_size": 455, "num_epochs": 100_000, "num_burnin_epochs": 10_000}),
         ("sgmcmc", "", {"ensemble_freq": 50, "init_step_size": None, "momentum_decay": None}),

@@ -2,10 +2,11 @@
 
 import math
 import pathlib
+from typing import Any
 
 import numpy as np
 
-from haiku_posteriors.utils.files import write_json
+from haiku_posteriors.utils.files import read_json, write_json
 
 
 def write(
@@ -39,6 +40,12 @@ def write(
         "weights": [_known(x) for x in weights],
     }
     write_json(directory / "evidence.json", content)
+
+
+def read(directory: pathlib.Path) -> dict[str, Any] | None:
+    """What the file says, where there is one."""
+    path = directory / "evidence.json"
+    return read_json(path) if path.is_file() else None
 
 
 def _known(number: float) -> float | None:

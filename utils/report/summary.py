@@ -33,6 +33,21 @@ def write(directory: pathlib.Path, result: RunResult, facts: Mapping[str, Any]) 
     files.write_json(directory / "summary.json", content)
 
 
+def add_verdict(directory: pathlib.Path) -> None:
+    """Adds to summary.json what diagnostics.json says of convergence, where there is such a word.
+
+    After summary.json has been written: judging may take long, and a run that is interrupted while
+    it is judged has its numbers.
+    """
+    path = directory / "diagnostics.json"
+    diagnostics = files.read_json(path) if path.is_file() else {}
+    if "converged" not in diagnostics:
+        return
+    verdict = {name: diagnostics[name] for name in ("converged", "problems", "notes")}
+    content = files.read_json(directory / "summary.json")
+    files.write_json(directory / "summary.json", {**content, "verdict": verdict})
+
+
 def metrics_by_target(result: RunResult, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Test metrics of every target, where there are several; `names` may be empty."""
     predictions = result.test_predictions

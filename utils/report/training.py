@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 from haiku_posteriors.core.judging import training, trends
-from haiku_posteriors.core.judging.training import Objective, Training
+from haiku_posteriors.core.judging.training import Bound, Objective, Training
 from haiku_posteriors.core.progress import Progress, Rules
 from haiku_posteriors.utils.report import verdicts
 
@@ -38,6 +38,7 @@ def report_training(
     *,
     remaining: np.ndarray | None = None,
     pareto_k: np.ndarray | None = None,
+    bound: Bound | None = None,
 ) -> None:
     """Judges a run of an optimiser and says what to change.
 
@@ -46,11 +47,11 @@ def report_training(
       progress: of all members, at the end.
       rules: by which they were watched.
       objective: that they maximise.
-      remaining, pareto_k: see `training.verdict`.
+      remaining, pareto_k, bound: see `training.verdict`.
     """
     found = training_of(progress, rules)
     verdict = training.verdict(
-        found, objective, rules.tolerance, remaining=remaining, pareto_k=pareto_k
+        found, objective, rules.tolerance, remaining=remaining, pareto_k=pareto_k, bound=bound
     )
     content = {
         "objective": objective.name,
@@ -63,5 +64,7 @@ def report_training(
         "num_phases": np.asarray(progress.num_phases).tolist(),
         "remaining_gain": None if remaining is None else np.asarray(remaining).tolist(),
         "pareto_k": None if pareto_k is None else np.asarray(pareto_k).tolist(),
+        "bound": None if bound is None else bound.values.tolist(),
+        "bound_error": None if bound is None else bound.errors.tolist(),
     }
     verdicts.tell(directory, verdict, content)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from haiku_posteriors.core import curvature, trees, vi
+from haiku_posteriors.core import curvature, densities, trees, vi
 from haiku_posteriors.core.data import Data
+from haiku_posteriors.core.densities import Family, Posterior
 from haiku_posteriors.core.judging import loo
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.core.vi import VariationalParams
@@ -17,7 +18,7 @@ from haiku_posteriors.utils.tasks import Task
 
 # Rows times parameters up to which hundreds of passes over the data are worth their time.
 MAX_WORK = 10**9
-NUM_IMPORTANCE_DRAWS = 1000
+NUM_IMPORTANCE_DRAWS, DRAWS_AT_ONCE = 1000, 20
 
 
 def is_affordable(task: Task) -> bool:
@@ -83,7 +84,7 @@ def mean_field_starts(task: Task, params: Params) -> VariationalParams:
     return over_members(task, chains.CURVATURE, start, params)
 
 
-def pareto_k(task: Task, variational: VariationalParams) -> np.ndarray | None:
+def pareto_k(task: Task, family: Family, members: Posterior) -> np.ndarray | None:
     """Shape of the importance weights p_T(w, D) / q(w) of draws of q, (members,).
 
     None where that would take too long.
@@ -91,13 +92,14 @@ def pareto_k(task: Task, variational: VariationalParams) -> np.ndarray | None:
     if not is_affordable(task):
         return None
 
-    def log_ratios(key: jax.Array, variational: VariationalParams, data: Data) -> jax.Array:
-        def ratio(number: jax.Array) -> jax.Array:
-            drawn = vi.sample_params(jax.random.fold_in(key, number), variational)
-            random, _ = task.log_joint.partition(drawn)
-            return task.log_joint(drawn, data) - vi.log_density(variational, random)
+    def log_ratios(key: jax.Array, q: Posterior, data: Data) -> jax.Array:
+        def some(number: jax.Array) -> jax.Array:
+            own = jax.random.fold_in(key, number)
+            return densities.log_importance_ratios(
+                own, family, task.log_joint, q, data, DRAWS_AT_ONCE
+            )
 
-        return jax.lax.map(ratio, jnp.arange(NUM_IMPORTANCE_DRAWS))
+        return jax.lax.map(some, jnp.arange(NUM_IMPORTANCE_DRAWS // DRAWS_AT_ONCE)).ravel()
 
-    found = over_members(task, chains.IMPORTANCE, log_ratios, variational)
+    found = over_members(task, chains.IMPORTANCE, log_ratios, members)
     return np.array([loo.smooth_weights(values.astype(np.float64))[1] for values in found])

@@ -19,6 +19,7 @@ from haiku_posteriors.utils import chains, devices
 from haiku_posteriors.utils.data_utils import Dataset
 
 DRAWS_AT_ONCE = 50
+HIERARCHICAL = "hierarchical lower bound"  # the kind of evidence begins with it
 Place = Callable[[jax.Array], jax.Array]  # see `devices.draw_placement`
 
 
@@ -111,7 +112,7 @@ def hierarchical_bounds(
     if size > encoders.LAPLACE_LIMIT and samplers.encoder is None:
         samplers = _with_encoders(generator, samplers, seed)
     values = _of_members(bound, log_joint, dataset, samplers, seed, num_draws)
-    return Evidence(f"hierarchical lower bound, K = {num_inner}", *values)
+    return Evidence(f"{HIERARCHICAL}, K = {num_inner}", *values)
 
 
 def _with_encoders(generator: Generator, samplers: Sampler, seed: int) -> Sampler:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from haiku_posteriors.core.judging import training, trends
-from haiku_posteriors.core.judging.training import Objective, Training
+from haiku_posteriors.core.judging.training import Bound, Objective, Training
 from haiku_posteriors.core.judging.trends import Trend
 
 ELBO = Objective("ELBO", "Raise the draws per step")
@@ -50,6 +50,18 @@ def test_a_family_that_is_too_narrow_is_a_note_and_no_problem():
     far, near = (judged(0.0, 0.01, pareto_k=np.array([k])) for k in (1.4, 0.3))
     assert far.converged and "far from the posterior" in far.notes[0]
     assert "near enough" in near.notes[0]
+
+
+def test_an_objective_above_its_bound_is_a_note():
+    def noted(objective):
+        bound = Bound(np.array([-50.0, -20.0]), np.array([0.5, 0.5]))
+        objectives = [objective - 30, objective]
+        return judged([0.0, 0.0], [0.01, 0.01], objectives=objectives, bound=bound)
+
+    near, far = noted(-18.5), noted(-15.0)
+    assert near.converged and "-20.00 +- 0.50 nats, the ELBO -18.50" in near.notes[-1]
+    assert "as good as a bound" in near.notes[-1]
+    assert far.converged and "5.0 nats of it are no part of the bound" in far.notes[-1]
 
 
 def test_error_rates():

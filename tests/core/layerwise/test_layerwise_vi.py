@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 from scenarios import LinearGaussian, assert_mean
 
+from haiku_posteriors.core import densities
 from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.layerwise import posteriors
@@ -60,10 +61,14 @@ def test_one_layer_contains_the_exact_posterior(temperature):
         both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), draws, far)
         values = jax.vmap(lambda w: log_joint(w, data) - family.log_density(exact, w))(both)
         terms, _ = family.evidence_terms(jax.random.key(3), exact, data, 4000)
-        return values, terms.elbo
+        ratios = densities.log_importance_ratios(
+            jax.random.key(4), family, log_joint, exact, data, 20
+        )
+        return values, terms.elbo, ratios
 
-    values, elbos = differences()
+    values, elbos, ratios = differences()
     np.testing.assert_allclose(values, model.log_normaliser(), rtol=1e-4)
+    np.testing.assert_allclose(ratios, model.log_normaliser(), rtol=1e-4)
     assert_mean(elbos[:2000] / 2 + elbos[2000:] / 2, model.log_normaliser())  # pairs
 
 
