@@ -227,6 +227,24 @@ def test_a_run_that_has_not_converged_says_so():
         PosteriorRegressor("hmc", network, num_steps=20, num_chains=2).fit(X, Y)
 
 
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        ("map", "log-joint"),
+        pytest.param("mean_field", "ELBO", marks=pytest.mark.slow),
+        pytest.param("implicit", "ELBO", marks=pytest.mark.slow),
+        pytest.param("mc_dropout", "log-joint", marks=pytest.mark.slow),
+    ],
+)
+def test_an_optimiser_without_a_number_of_steps_ends_by_itself(method, objective):
+    model = PosteriorRegressor(method, network).fit(X, Y)
+    found = model.diagnostics_
+    assert found["converged"] and found["ended_by_itself"] == [True]
+    assert found["objective"] == objective and found["gain"][0] < found["tolerance"]
+    # The network can be as good as the line that made Y, whose noise is a tenth of its spread.
+    assert np.std(model.predict(X) - Y) < (1.0 if method != "mc_dropout" else 3.0)
+
+
 def test_classes_far_apart_are_told_apart():
     points, labels = make_blobs(60, centers=3, cluster_std=0.3, random_state=0)
     model = PosteriorClassifier(**QUICK).fit(points, labels * 10)

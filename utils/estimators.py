@@ -91,6 +91,7 @@ class PosteriorEstimator(Wishes, BaseEstimator):
             num_draws=plan.num_draws,
             keep_history=plan.keep_history,
             enough=plan.enough,
+            is_finished=plan.is_finished,
             initial_params=starts,
             unit="step",
             quiet=not self.verbose,

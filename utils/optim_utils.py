@@ -56,15 +56,29 @@ def rules_of(settings: Settings, num_rows: int, num_random: int) -> Rules:
       num_rows: training rows.
       num_random: random parameters, on which the tolerance depends.
     """
-    tolerance = TOLERANCE + TOLERANCE_PER_PARAMETER * num_random
     named = (settings.values.get(name) for name in ("kl_warmup_epochs", "annealing_epochs"))
     waiting = math.ceil(max(number or 0 for number in named))
     if settings.until_converged:
-        round_length = progress.first_round(num_minibatches(num_rows, settings.batch_size))
-        return Rules(tolerance, round_length, waiting)
+        batches = num_minibatches(num_rows, settings.batch_size)
+        return rules_of_auto(batches, num_random, waiting)
     steps = 1 + np.cos(np.pi * np.arange(settings.num_epochs) / settings.num_epochs)
     ends, start = progress.schedule_ends(steps, min(waiting, settings.num_epochs))
-    return Rules(tolerance, ends=ends, start=start)
+    return Rules(_tolerance(num_random), ends=ends, start=start)
+
+
+def rules_of_auto(num_batches: int, num_random: int, num_waiting: int = 0) -> Rules:
+    """When training that ends by itself is over.
+
+    Args:
+      num_batches: minibatches of an epoch.
+      num_random: random parameters, on which the tolerance depends.
+      num_waiting: epochs in which the objective is still another.
+    """
+    return Rules(_tolerance(num_random), progress.first_round(num_batches), num_waiting)
+
+
+def _tolerance(num_random: int) -> float:
+    return TOLERANCE + TOLERANCE_PER_PARAMETER * num_random
 
 
 def make_optimizer(

@@ -1,32 +1,47 @@
 """How the loop runs each method where nobody sets its flags: the table behind the estimators.
 
 A plan is a method with its numbers of chains, steps and draws. What is not asked for follows from
-the data: approximations and optimizers make a number of updates, whatever the number of rows.
+the data. Chains and optimisers end by themselves, as those of the scripts do, and say whether they
+arrived; with a number of steps they make that many. Stochastic gradient samplers make a number of
+updates.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import optax
 
-from haiku_posteriors.core import dropout, hmc, mclmc, sgd, sgmcmc, trajectories, trees, vi
+from haiku_posteriors.core import (
+    dropout,
+    hmc,
+    mclmc,
+    progress,
+    sgd,
+    sgmcmc,
+    trajectories,
+    trees,
+    vi,
+)
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError, unknown_name
 from haiku_posteriors.core.implicit import implicit_vi
 from haiku_posteriors.core.judging.diagnostics import Convergence
+from haiku_posteriors.core.judging.training import Objective
 from haiku_posteriors.core.log_joint import LogJoint
-from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.utils import optim_utils, settings
-from haiku_posteriors.utils.report import chain_diagnostics
+from haiku_posteriors.utils.report import chain_diagnostics, verdicts
+from haiku_posteriors.utils.report import training as training_report
 from haiku_posteriors.utils.report.chain_diagnostics import ChainRules
 from haiku_posteriors.utils.train_utils import Enough, RunResult
 
 TRANSITIONS = settings.MAX_ITERATIONS  # of chains that end by themselves, at most
 MAX_DRAW_BYTES = 10**9  # of these chains: their draws are in memory
 BATCH_SIZE = 80
-UPDATES = 5_000  # of an optimizer
 SAMPLER_UPDATES = 20_000  # of a stochastic gradient sampler, burn-in included
 
 
@@ -60,9 +75,9 @@ class Plan(NamedTuple):
 
     Attributes:
       method: for one chain.
-      num_chains, num_steps, num_draws, collects, keep_history, enough: as in `Run`.
+      num_chains, num_steps, num_draws, collects, keep_history, enough, is_finished: as in `Run`.
       warm_start_epochs: of Adam, before chains start.
-      diagnose: what the chains of a result say of themselves; None where there are no chains.
+      diagnose: what a result says of itself; None of optimisers with a given number of steps.
     """
 
     method: Method
@@ -72,6 +87,7 @@ class Plan(NamedTuple):
     collects: Callable[[int], bool] | None = None
     keep_history: bool = False
     enough: Enough | None = None
+    is_finished: Callable[[State], jax.Array] | None = None
     warm_start_epochs: int = 0
     diagnose: Callable[[RunResult], dict[str, Any]] | None = None
 
@@ -84,8 +100,6 @@ def make_plan(name: str, log_joint: LogJoint, num_rows: int, wishes: Wishes) -> 
         value = getattr(wishes, field)
         if value is not None and value < 1:
             raise UserError(f"{field} must be at least 1, not {value}.")
-    batch_size = min(wishes.batch_size or BATCH_SIZE, num_rows)
-    wishes = dataclasses.replace(wishes, batch_size=batch_size, options=wishes.options or {})
     return PLANS[name](log_joint, num_rows, wishes)
 
 
@@ -135,7 +149,8 @@ def _chains(
 
 def _sghmc(log_joint: LogJoint, num_rows: int, wishes: Wishes, momentum_decay: float = 0.9) -> Plan:
     _refuse(wishes, "warm_start_epochs")
-    batch_size, batches = _batches(num_rows, wishes)
+    batch_size = min(wishes.batch_size or BATCH_SIZE, num_rows)
+    batches = num_minibatches(num_rows, batch_size)
     num_steps = wishes.num_steps or -(-SAMPLER_UPDATES // batches)
     burn_in = _burn_in(wishes, num_steps, num_steps // 3)
     collects = _collection(wishes, num_steps, burn_in, default=100)
@@ -161,12 +176,11 @@ def _sgld(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 
 
 def _ensemble(log_joint: LogJoint, num_rows: int, wishes: Wishes, num_members: int = 10) -> Plan:
-    _refuse(wishes, "num_burn_in", "warm_start_epochs")
     if wishes.num_draws not in (None, 1):
         raise UserError("A member of an ensemble is one draw: give num_chains, not num_draws.")
-    optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-2)
-    method = sgd.sgd(log_joint, optimizer, batch_size, **(wishes.options or {}))
-    return Plan(method, wishes.num_chains or num_members, num_steps)
+    training = _Training(log_joint, num_rows, wishes, training_report.LOG_JOINT)
+    method = sgd.sgd(log_joint, training.optimizer(), training.batch_size, **training.options)
+    return training.plan(method, num_members, num_draws=1)
 
 
 def _map(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
@@ -174,28 +188,33 @@ def _map(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 
 
 def _mean_field(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
-    _refuse(wishes, "num_burn_in", "warm_start_epochs")
-    optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-2)
-    options = {"sigma_init": 1e-2, **(wishes.options or {})}
-    method = vi.mean_field_vi(log_joint, optimizer, batch_size, **options)
-    return Plan(method, wishes.num_chains or 1, num_steps, wishes.num_draws or 100)
+    training = _Training(log_joint, num_rows, wishes, training_report.ELBO)
+    options = {"sigma_init": 1e-2, **training.options}
+    optimizer, batch_size = training.optimizer(), training.batch_size
+    return training.plan(vi.mean_field_vi(log_joint, optimizer, batch_size, **options))
 
 
 def _mc_dropout(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
-    _refuse(wishes, "num_burn_in", "warm_start_epochs")
-    optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-2)
-    options = {"optimizer": optimizer, "batch_size": batch_size, **(wishes.options or {})}
-    method = dropout.mc_dropout(log_joint, **options)
-    return Plan(method, wishes.num_chains or 1, num_steps, wishes.num_draws or 100)
+    training = _Training(log_joint, num_rows, wishes, training_report.DROPOUT)
+    defaults = {"optimizer": training.optimizer(), "batch_size": training.batch_size}
+    return training.plan(dropout.mc_dropout(log_joint, **{**defaults, **training.options}))
 
 
 def _implicit(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
-    _refuse(wishes, "num_burn_in", "warm_start_epochs")
-    optimizer, batch_size, num_steps = _optimizer(num_rows, wishes, 1e-3)
-    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optimizer)  # as run_implicit.py
     options = {"num_samples": 8, **(wishes.options or {})}
-    method = implicit_vi.implicit_vi(log_joint, optimizer, batch_size, **options)
-    return Plan(method, wishes.num_chains or 1, num_steps, wishes.num_draws or 100)
+    training = _Training(
+        log_joint,
+        num_rows,
+        wishes,
+        training_report.ELBO,
+        step_size=1e-3,
+        draws_per_step=options["num_samples"],
+        largest_step=settings.MAX_GENERATOR_STEP,
+    )
+    # Clipped as in run_implicit.py.
+    optimizer = optax.chain(optax.clip_by_global_norm(0.1), training.optimizer())
+    method = implicit_vi.implicit_vi(log_joint, optimizer, training.batch_size, **options)
+    return training.plan(method)
 
 
 # A method is one line here.
@@ -212,18 +231,63 @@ PLANS: dict[str, Callable[[LogJoint, int, Wishes], Plan]] = {
 }
 
 
-def _batches(num_rows: int, wishes: Wishes) -> tuple[int, int]:
-    assert wishes.batch_size is not None
-    return wishes.batch_size, num_minibatches(num_rows, wishes.batch_size)
+class _Training:
+    """How an optimiser is run: to the end by itself, or, if asked for, a number of epochs."""
 
+    def __init__(
+        self,
+        log_joint: LogJoint,
+        num_rows: int,
+        wishes: Wishes,
+        objective: Objective,
+        step_size: float = 1e-2,
+        draws_per_step: int = 1,
+        largest_step: float = math.inf,
+    ):
+        """`step_size` is that of a schedule; without one it is the scripts', to `largest_step`."""
+        _refuse(wishes, "num_burn_in", "warm_start_epochs")
+        self.options = wishes.options or {}
+        self._log_joint, self._wishes, self._objective = log_joint, wishes, objective
+        self._by_itself = wishes.num_steps is None
+        rows = BATCH_SIZE
+        if self._by_itself:
+            rows = settings.affordable_rows(trees.size(log_joint.shapes), draws_per_step)
+            step = settings.STEP_OVER_PRIOR_STD * min(jax.tree.leaves(log_joint.prior_scales))
+            step_size = min(step, largest_step)
+        self._step_size = step_size if wishes.step_size is None else wishes.step_size
+        self.batch_size = min(wishes.batch_size or rows, num_rows)
+        self._batches = num_minibatches(num_rows, self.batch_size)
+        self._num_steps = wishes.num_steps or -(-settings.MAX_UPDATES // self._batches)
 
-def _optimizer(
-    num_rows: int, wishes: Wishes, step_size: float
-) -> tuple[optax.GradientTransformation, int, int]:
-    batch_size, batches = _batches(num_rows, wishes)
-    num_steps = wishes.num_steps or -(-UPDATES // batches)
-    size = step_size if wishes.step_size is None else wishes.step_size
-    return optim_utils.make_optimizer("Adam", size, num_steps * batches), batch_size, num_steps
+    def optimizer(self) -> optax.GradientTransformation:
+        """Adam, whose step `core.progress` decreases or a schedule."""
+        length = None if self._by_itself else self._num_steps * self._batches
+        return optim_utils.make_optimizer("Adam", self._step_size, length)
+
+    def plan(self, method: Method, num_members: int = 1, num_draws: int = 100) -> Plan:
+        """The plan; one that ends by itself ends with a verdict as well."""
+        members = self._wishes.num_chains or num_members
+        draws = self._wishes.num_draws or num_draws
+        if not self._by_itself:
+            return Plan(method, members, self._num_steps, draws)
+        objective, num_random = self._objective, trees.size(self._log_joint.random_shapes)
+        rules = optim_utils.rules_of_auto(self._batches, num_random)
+        rules = rules._replace(num_evaluations=objective.evaluation_epochs(self._batches))
+
+        def diagnose(result: RunResult) -> dict[str, Any]:
+            verdict, content = training_report.judge_training(
+                result.state.progress, rules, objective
+            )
+            return {**content, **verdicts.as_content(verdict)}
+
+        return Plan(
+            progress.watch(method, rules),
+            members,
+            self._num_steps,
+            draws,
+            is_finished=progress.all_reached,
+            diagnose=diagnose,
+        )
 
 
 def _burn_in(wishes: Wishes, num_steps: int, default: int) -> int:

@@ -258,10 +258,8 @@ def complete(
     settings = settings.fill(chosen, "chosen from the data")
     is_curvature = settings.values.get("preconditioner") == "curvature"
     if is_curvature or _optimises_without_length(settings):
-        # Noise of gradients is paid for by smaller steps: as many rows as cost little.
         named = (settings.values.get(name) for name in ("num_samples", "vi_num_samples"))
-        work = num_parameters * next((draws for draws in named if draws), 1)
-        rows = max(BATCH_SIZE, BATCH_WORK // work)
+        rows = affordable_rows(num_parameters, next((draws for draws in named if draws), 1))
         settings = settings.fill({"batch_size": rows}, "by the network's size")
     settings = settings.fill({"batch_size": BATCH_SIZE}, FIXED)
     if not is_curvature:
@@ -284,6 +282,11 @@ def complete(
         settings = settings.fill({"init_step_size": step}, "by the prior's scale")
         settings = settings.fill({"final_step_size": settings.init_step_size}, "as init_step_size")
     return _fill_lengths(settings, num_rows, num_parameters)
+
+
+def affordable_rows(num_parameters: int, num_draws: int = 1) -> int:
+    """Rows of a minibatch: as many as cost little, since noise is paid for by smaller steps."""
+    return max(BATCH_SIZE, BATCH_WORK // (num_parameters * num_draws))
 
 
 def _optimises_without_length(settings: Settings) -> bool:

@@ -45,9 +45,8 @@ def train(
     settings = task.settings
     num_random = trees.size(task.log_joint.random_shapes)
     rules = optim_utils.rules_of(settings, len(task.dataset.y_train), num_random)
-    # Minibatches have random numbers of their own: an epoch of several averages as many draws.
     batches = num_minibatches(len(task.dataset.y_train), settings.batch_size)
-    rules = rules._replace(num_evaluations=-(-objective.num_evaluations // batches))
+    rules = rules._replace(num_evaluations=objective.evaluation_epochs(batches))
 
     def report(directory: pathlib.Path, result: RunResult) -> None:
         inner = dataclasses.replace(result, state=result.state.state)

@@ -27,6 +27,10 @@ class Objective(NamedTuple):
     noise_remedy: str
     num_evaluations: int = 1
 
+    def evaluation_epochs(self, num_batches: int) -> int:
+        """Epochs of `num_batches` minibatches, each with random numbers of its own."""
+        return -(-self.num_evaluations // num_batches)
+
 
 class Training(NamedTuple):
     """How far members have come, (members,) each.

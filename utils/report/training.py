@@ -1,10 +1,12 @@
 """What optimisers say about themselves at the end of a run: diagnostics.json and a verdict."""
 
 import pathlib
+from typing import Any
 
 import numpy as np
 
 from haiku_posteriors.core.judging import training, trends
+from haiku_posteriors.core.judging.diagnostics import Verdict
 from haiku_posteriors.core.judging.training import Bound, Objective, Training
 from haiku_posteriors.core.progress import Progress, Rules
 from haiku_posteriors.utils.report import verdicts
@@ -30,8 +32,7 @@ def training_of(progress: Progress, rules: Rules) -> Training:
     )
 
 
-def report_training(
-    directory: pathlib.Path,
+def judge_training(
     progress: Progress,
     rules: Rules,
     objective: Objective,
@@ -39,11 +40,10 @@ def report_training(
     remaining: np.ndarray | None = None,
     pareto_k: np.ndarray | None = None,
     bound: Bound | None = None,
-) -> None:
-    """Judges a run of an optimiser and says what to change.
+) -> tuple[Verdict, dict[str, Any]]:
+    """The verdict on a run of an optimiser, and the numbers that it is from.
 
     Args:
-      directory: of the run.
       progress: of all members, at the end.
       rules: by which they were watched.
       objective: that they maximise.
@@ -67,4 +67,11 @@ def report_training(
         "bound": None if bound is None else bound.values.tolist(),
         "bound_error": None if bound is None else bound.errors.tolist(),
     }
-    verdicts.tell(directory, verdict, content)
+    return verdict, content
+
+
+def report_training(
+    directory: pathlib.Path, progress: Progress, rules: Rules, objective: Objective, **measured: Any
+) -> None:
+    """Judges a run of an optimiser, by `judge_training` with its arguments, and says so."""
+    verdicts.tell(directory, *judge_training(progress, rules, objective, **measured))
