@@ -25,7 +25,7 @@ sys.path.insert(0, "tests")
 
 from scenarios import LinearGaussian, coefficients
 
-from haiku_posteriors.core import curvature, progress, sgmcmc, trees
+from haiku_posteriors.core import curvature, hmc, progress, sgmcmc, trees
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.judging import diagnostics, temperatures, training
 from haiku_posteriors.core.judging.temperatures import Temperatures
@@ -147,25 +147,75 @@ def judge_chains(batch_size: int, num_updates: int, stretch: float) -> list:
     keys = jax.random.split(jax.random.key(2), NUM_SEEDS * CHAINS)
     draws, virials, log_joint = jax.jit(lambda keys: jax.lax.map(chain, keys))(keys)
     weights = coefficients(draws).reshape(NUM_SEEDS, CHAINS, num_draws, COLUMNS)
+    by_chain = (NUM_SEEDS, CHAINS, num_draws)
+    text = f"batches of {batch_size}, stride x {stretch}, {num_updates:,} updates"
+    return judge_draws(
+        "SGMCMC",
+        text,
+        weights,
+        np.reshape(log_joint, by_chain),
+        np.reshape(virials, by_chain),
+        period * num_draws,
+    )
+
+
+def judge_hmc(num_burn_in: int, num_draws: int) -> list:
+    """Chains of run_hmc.py, which tell each other what they learn, from overdispersed starts."""
+    method = hmc.hmc(LOG_JOINT, num_burn_in=num_burn_in)
+
+    def run(key: jax.Array) -> tuple:
+        keys = jax.random.split(key, CHAINS)
+
+        def step(states: Any, number: jax.Array) -> tuple:
+            own = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+            states, info = jax.vmap(method.step, (0, 0, None))(own, states, DATA)
+            states = method.pool(states) if method.pool else states
+            return states, (states.position.params, info["log_joint"])
+
+        starts = jax.vmap(lambda key: method.init(jax.random.fold_in(key, -1), None))(keys)
+        return jax.lax.scan(step, starts, jnp.arange(num_burn_in + num_draws))[1]
+
+    keys = jax.random.split(jax.random.key(3), NUM_SEEDS)
+    draws, log_joint = jax.jit(lambda keys: jax.lax.map(run, keys))(keys)
+    # (seeds, transitions, chains) of both.
+    draws = jax.tree.map(lambda leaf: jnp.moveaxis(leaf[:, num_burn_in:], 1, 2), draws)
+    shape = (NUM_SEEDS, CHAINS, num_draws, COLUMNS)
+    weights = coefficients(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), draws))
+    log_joint = np.moveaxis(np.asarray(log_joint)[:, num_burn_in:], 1, 2)
+    text = f"{num_burn_in} transitions of burn-in, {num_draws} after"
+    epochs = num_burn_in + num_draws
+    return judge_draws("HMC", text, weights.reshape(shape), log_joint, None, epochs)
+
+
+def judge_draws(
+    method: str,
+    text: str,
+    weights: np.ndarray,
+    log_joint: np.ndarray,
+    virials: np.ndarray | None,
+    epochs: int,
+) -> list:
+    """A line from (seeds, chains, draws, ...) each; `virials` where a temperature is measured."""
     converged, arrived = [], []
     for seed, values in enumerate(weights):
-        mine = slice(seed * CHAINS, (seed + 1) * CHAINS)
         verdict = diagnostics.verdict(
             diagnostics.convergence(values @ INPUTS[:50].T.astype(float)),
             num_chains=CHAINS,
             num_divergent=0,
             acceptance=None,
             energy_bfmi=None,
-            log_joint=diagnostics.convergence(np.asarray(log_joint[mine])[:, :, None]),
+            log_joint=diagnostics.convergence(log_joint[seed][:, :, None]),
         )
-        heat = Temperatures(temperatures.configurational(np.asarray(virials[mine])))
-        converged.append(verdict.converged and not temperatures.problems(heat, ""))
+        is_right_hot = True
+        if virials is not None:
+            heat = Temperatures(temperatures.configurational(virials[seed]))
+            is_right_hot = not temperatures.problems(heat, "")
+        converged.append(verdict.converged and is_right_hot)
         flat = values.reshape(-1, COLUMNS)
         mean_error = np.max(np.abs(flat.mean(axis=0) - EXACT.mean) / STD)
         std_error = np.max(np.abs(np.log(flat.std(axis=0) / STD)))
         arrived.append(mean_error < 0.25 and std_error < np.log(1.15))
-    text = f"batches of {batch_size}, stride x {stretch}, {num_updates:,} updates"
-    return line("SGMCMC", text, np.array(arrived), converged, float(period * num_draws))
+    return line(method, text, np.array(arrived), converged, float(epochs))
 
 
 def line(method: str, text: str, arrived: np.ndarray, converged: list, epochs: float) -> list:
@@ -181,12 +231,7 @@ def main() -> None:
     rows = []
     for make in (sgd, mean_field_vi):
         for batch_size in (ROWS, 40):
-            for num_epochs, by_itself in (
-                (50_000, True),
-                (300, True),
-                (100, False),
-                (20_000, False),
-            ):
+            for num_epochs, by_itself in LENGTHS:
                 epochs = num_epochs if batch_size == ROWS else num_epochs // 5
                 rows.append(judge_training(make, batch_size, epochs, by_itself))
     for batch_size, num_updates, stretch in (
@@ -196,6 +241,8 @@ def main() -> None:
         (40, 40_000, 3.0),
     ):
         rows.append(judge_chains(batch_size, num_updates, stretch))
+    for num_burn_in, num_draws in ((200, 800), (10, 40), (200, 100)):
+        rows.append(judge_hmc(num_burn_in, num_draws))
     headers = ["method", "setting", "epochs", "arrived", "converged", "false alarms", "misses"]
     print(tabulate(rows, headers, tablefmt="github"))
 

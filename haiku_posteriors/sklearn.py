@@ -49,7 +49,7 @@ class PosteriorRegressor(RegressorMixin, PosteriorEstimator):
     weight_decay : prior precision of the weights.
     temperature : divides the log-joint.
     num_steps : transitions of HMC, epochs of other methods; None for the method's default, as with
-        the other numbers: chains of "hmc" and "mclmc" and optimisers then end by themselves.
+        the other numbers: chains and optimisers then end by themselves.
     num_burn_in : steps before draws are kept.
     num_chains : chains, or members.
     num_draws : draws of each chain or member.

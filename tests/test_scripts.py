@@ -98,6 +98,8 @@ def test_run_sgd_leaves_what_the_design_says(whole):
     # Two rounds of 1,000 epochs at least.
     assert 2000 <= summary["steps"] <= 4000 and summary["steps"] % 1000 == 0
     assert judged["converged"] == all(judged["ended_by_itself"]) == (summary["steps"] < 4000)
+    verdict = {name: judged[name] for name in ("converged", "problems", "notes")}
+    assert summary["verdict"] == verdict
     assert "Verdict: " in out and "nats are left to gain" in out
     assert (
         summary["device"]["count"] == 1 and summary["versions"]["haiku-posteriors"] == __version__

@@ -245,6 +245,28 @@ def test_an_optimiser_without_a_number_of_steps_ends_by_itself(method, objective
     assert np.std(model.predict(X) - Y) < (1.0 if method != "mc_dropout" else 3.0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["sghmc", "sgld"])
+def test_samplers_without_a_number_of_steps_fit_their_steps(method):
+    """Standard deviations of a linear regression's predictions, against the closed form.
+
+    400 effective draws leave 4 % of a standard deviation; SGLD has a bias by steps of some 3 %.
+    """
+    model = PosteriorRegressor(
+        method, "logistic_regression", likelihood="gaussian", noise_std=0.5, standardize=False
+    )
+    found = model.fit(X, Y - 20).diagnostics_
+    assert found["converged"] and found["predictions"]["smallest_bulk_ess"] > 400
+    assert abs(found["configurational_temperature"] - 1) < 0.1
+    design = np.concatenate([np.ones((60, 1)), X], axis=1)
+    precision = design.T @ design / 0.5**2 + np.eye(4)
+    mean = design @ np.linalg.solve(precision, design.T @ (Y - 20) / 0.5**2)
+    std = np.sqrt(np.sum(design @ np.linalg.inv(precision) * design, axis=1))
+    functions = model.sample_functions(X, 2000)[:, :, 0]
+    np.testing.assert_allclose(functions.std(axis=0) / std, 1, atol=0.2)
+    assert np.max(np.abs(functions.mean(axis=0) - mean) / std) < 0.25
+
+
 def test_classes_far_apart_are_told_apart():
     points, labels = make_blobs(60, centers=3, cluster_std=0.3, random_state=0)
     model = PosteriorClassifier(**QUICK).fit(points, labels * 10)

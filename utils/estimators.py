@@ -24,7 +24,8 @@ from haiku_posteriors.utils import checkpoint_utils, data_utils, files, models, 
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.datasets.forms import Column, InputForm, SeveralInputs
 from haiku_posteriors.utils.draws import DrawStore, draws_per_block
-from haiku_posteriors.utils.plans import Plan, Wishes, make_plan
+from haiku_posteriors.utils.plan_forms import Plan, Wishes
+from haiku_posteriors.utils.plans import make_plan
 from haiku_posteriors.utils.problem import Problem
 from haiku_posteriors.utils.report import arviz_export, problem_files
 from haiku_posteriors.utils.report.loaded_runs import LoadedRun
@@ -78,10 +79,14 @@ class PosteriorEstimator(Wishes, BaseEstimator):
                 seed=seed,
                 quiet=not self.verbose,
             )
+        method, diagnose = (
+            plan.fit(dataset, starts, seed) if plan.fit else (plan.method, plan.diagnose)
+        )
+        assert method is not None
         run = Run(
             log_joint,
             dataset,
-            plan.method,
+            method,
             num_steps=plan.num_steps,
             num_chains=plan.num_chains,
             seed=seed,
@@ -99,7 +104,7 @@ class PosteriorEstimator(Wishes, BaseEstimator):
         result = run.finish()
         self.draws_ = result.draws
         self.train_metrics_ = result.train_metrics
-        self.diagnostics_ = plan.diagnose(result) if plan.diagnose else {}
+        self.diagnostics_ = diagnose(result) if diagnose else {}
         if "notes" in self.diagnostics_:
             self.diagnostics_["notes"] += warm_start.notes(starts, plan.warm_start_epochs)
         self._record = _record(result, run.test_targets, plan)

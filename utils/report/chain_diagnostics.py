@@ -13,6 +13,7 @@ from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.judging.temperatures import Measured
 from haiku_posteriors.utils.files import read_rows, write_json
 from haiku_posteriors.utils.plots import curves
+from haiku_posteriors.utils.report import verdicts
 from haiku_posteriors.utils.train_utils import Enough, RunResult
 
 # Diagnosing every prediction or weight of a large problem would take longer than it tells.
@@ -255,22 +256,20 @@ def kinetic_temperature(directory: pathlib.Path, num_burn_in: int) -> float | No
     return float(np.mean(found)) if found else None
 
 
-def report_sampler(
-    directory: pathlib.Path,
-    result: RunResult,
-    measured: Measured | None,
-    remarks: Sequence[str] = (),
-) -> None:
-    """Judges a run of SGMCMC and says what to change.
+def judge_sampler(
+    result: RunResult, measured: Measured | None, remarks: Sequence[str] = ()
+) -> tuple[Verdict, Convergence, Convergence, dict[str, Any]]:
+    """The verdict on a run of SGMCMC, and what it is from.
 
     Args:
-      directory: of the run.
       result: of the run.
       measured: temperatures and log-joints of its draws; None where these are too few.
       remarks: further notes.
+
+    Returns:
+      The verdict, convergence of predictions and of parameters, further numbers.
     """
     predictions, parameters = diagnose(result)
-    num_chains = result.test_predictions.num_chains
     log_joint, further, problems = None, {}, []
     if measured is not None:
         log_joint = diagnostics.convergence(measured.log_joint[:, :, None])
@@ -285,18 +284,35 @@ def report_sampler(
             "kinetic_temperature": found.kinetic,
             "noise_bias": found.noise_bias,
         }
+    num_chains = result.test_predictions.num_chains
     verdict = _sampler_verdict(predictions, num_chains, parameters, log_joint)
-    _write(
-        directory,
-        predictions,
-        parameters,
-        result,
-        converged=verdict.converged and not problems,
-        problems=[*verdict.problems, *problems],
-        notes=[*verdict.notes, *remarks],
-        **further,
+    verdict = Verdict(
+        verdict.converged and not problems,
+        (*verdict.problems, *problems),
+        (*verdict.notes, *remarks),
     )
+    return verdict, predictions, parameters, further
+
+
+def sampler_content(result: RunResult, measured: Measured | None) -> dict[str, Any]:
+    """All that there is to say of a run of SGMCMC in numbers, as diagnostics.json has it."""
+    verdict, predictions, parameters, further = judge_sampler(result, measured)
+    summaries = {"predictions": _summary(predictions), "parameters": _summary(parameters)}
+    return {**summaries, **verdicts.as_content(verdict), **further}
+
+
+def report_sampler(
+    directory: pathlib.Path,
+    result: RunResult,
+    measured: Measured | None,
+    remarks: Sequence[str] = (),
+) -> None:
+    """Judges a run of SGMCMC, in its folder, as `judge_sampler` does, and says what to change."""
+    verdict, predictions, parameters, further = judge_sampler(result, measured, remarks)
+    content = verdicts.as_content(verdict)
+    _write(directory, predictions, parameters, result, **content, **further)
     if measured is not None:
+        found = measured.temperatures
         kinetic = "" if found.kinetic is None else f", kinetic {found.kinetic:.3f}"
         noise = (
             ""
@@ -309,7 +325,7 @@ def report_sampler(
             f"Temperatures: configurational {found.configurational.value:.3f} +- "
             f"{found.configurational.error:.3f}{kinetic}{noise}."
         )
-    _tell((*verdict.problems, *problems), (*verdict.notes, *remarks))
+    _tell(verdict.problems, verdict.notes)
 
 
 def _write(
