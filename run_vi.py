@@ -2,6 +2,7 @@
 
 python run_vi.py                                    embedded toy regression, a mean-field Gaussian q
 python run_vi.py --vi_estimator=flipout             noise of other signs for every row
+python run_vi.py --vi_family=low_rank --vi_rank=20  a Gaussian of low rank plus a diagonal
 python run_vi.py --vi_family=layerwise              layers drawn given the layers before
 python run_vi.py --method=mc_dropout --dropout_rate=0.1
 python run_vi.py --method=map
@@ -16,13 +17,11 @@ from typing import Any
 import numpy as np
 
 from haiku_posteriors.core import dropout, kl_weights, sgd, trees, vi
-from haiku_posteriors.core.data import num_minibatches
-from haiku_posteriors.core.densities import Family
+from haiku_posteriors.core.densities import Family, Posterior
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import loo
 from haiku_posteriors.core.layerwise import posteriors
 from haiku_posteriors.core.method import Method, State
-from haiku_posteriors.core.networks import noisy_layers
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import (
     checkpoint_utils,
@@ -35,11 +34,11 @@ from haiku_posteriors.utils import (
 from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
 from haiku_posteriors.utils.report import training
 from haiku_posteriors.utils.settings import Settings
-from haiku_posteriors.utils.stages import bound, layerwise, local_scales, refine, warm_start
+from haiku_posteriors.utils.stages import bound, layerwise, local_scales, refine, variational
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
-VI_FAMILIES = ("mean_field", "layerwise")
+VI_FAMILIES = ("mean_field", "low_rank", "layerwise")
 FLAGS = (
     Flag("method", "enum", "vi", "What to fit.", choices=("vi", "mc_dropout", "map")),
     Flag("vi_ensemble_size", "integer", 20, "Draws to predict with.", lower_bound=1),
@@ -53,7 +52,8 @@ VI_FLAGS = (
         "vi_family",
         "enum",
         "mean_field",
-        "Independent weights, or layers that are drawn given the layers before.",
+        "Independent weights, a Gaussian of low rank plus a diagonal, or layers that are drawn "
+        "given the layers before.",
         choices=VI_FAMILIES,
     ),
     Flag("vi_sigma_init", "float", None, "Standard deviation of q at the start.", BY_DATA, above=0),
@@ -63,7 +63,7 @@ VI_FLAGS = (
         "integer",
         None,
         "Draws for the final ELBO on all data; 0 for none.",
-        "200 for layerwise posteriors of small networks, else 0",
+        "200 for small networks, 0 for mean-field VI and large ones",
         lower_bound=0,
     ),
     Flag(
@@ -74,7 +74,7 @@ VI_FLAGS = (
         choices=bound.WEIGHTS,
     ),
 )
-MEAN_FIELD_FLAGS = (
+GAUSSIAN_FLAGS = (
     Flag(
         "vi_estimator",
         "enum",
@@ -83,6 +83,17 @@ MEAN_FIELD_FLAGS = (
         BY_DATA,
         choices=vi.ESTIMATORS,
     ),
+    Flag(
+        "warm_start_epochs",
+        "integer",
+        None,
+        "Epochs of Adam, at most, that train a network to begin at; its curvature gives the first "
+        "standard deviations. 0 for none.",
+        "some 5,000 updates; none where num_epochs is given",
+        lower_bound=0,
+    ),
+)
+MEAN_FIELD_FLAGS = (
     Flag("kl", "enum", "reverse", "KL(q || prior), or KL(prior || q).", choices=vi.KL_DIRECTIONS),
     Flag(
         "kl_weight",
@@ -99,20 +110,21 @@ MEAN_FIELD_FLAGS = (
         lower_bound=0,
     ),
     Flag(
-        "warm_start_epochs",
-        "integer",
-        None,
-        "Epochs of Adam, at most, that train a network to begin at; its curvature gives the first "
-        "standard deviations. 0 for none.",
-        "some 5,000 updates; none where num_epochs is given",
-        lower_bound=0,
-    ),
-    Flag(
         "learn_prior_scale",
         "enum",
         "None",
         "Empirical Bayes: what shares a learned factor on the prior's scale.",
         choices=("None", *vi.PRIOR_SCALES),
+    ),
+)
+LOW_RANK_FLAGS = (
+    Flag(
+        "vi_rank",
+        "integer",
+        None,
+        "Rank of the covariance beside its diagonal.",
+        "10, or all weights if there are fewer",
+        lower_bound=1,
     ),
 )
 LAYERWISE_FLAGS = (
@@ -170,7 +182,9 @@ GROUPS = {
     "Training": cmd_args_utils.OPTIMIZER,
     "Approximation": FLAGS,
     "VI": VI_FLAGS,
+    "Gaussian VI": GAUSSIAN_FLAGS,
     "Mean-field VI": MEAN_FIELD_FLAGS,
+    "Low-rank VI": LOW_RANK_FLAGS,
     "Layerwise VI": LAYERWISE_FLAGS,
     "MC dropout": DROPOUT_FLAGS,
     "Refinement": cmd_args_utils.REFINEMENT,
@@ -193,61 +207,38 @@ def make_method(task: Task) -> tuple[Method, Family | None]:
         )
         print(f"Dropped: inputs of {', '.join(dropout.dropped_modules(log_joint))}.")
         return method, None
-    batches = num_minibatches(num_rows, settings.batch_size)
-    learn_prior_scale = settings.learn_prior_scale
-    method = vi.mean_field_vi(
-        log_joint,
-        optimizer,
-        settings.batch_size,
-        sigma_init=settings.vi_sigma_init,
-        estimator=settings.vi_estimator,
-        kl=settings.kl,
-        kl_weight=_number_or_name(settings.kl_weight),
-        kl_warmup_steps=round(settings.kl_warmup_epochs * batches),
-        num_samples=settings.vi_num_samples,
-        learn_prior_scale=None if learn_prior_scale == "None" else learn_prior_scale,
-    )
-    if settings.vi_estimator != "reparameterization":
-        covered, drawn = noisy_layers.covered_parameters(
-            log_joint, task.dataset.form.inputs.example(), settings.vi_estimator
-        )
-        by_weight = f"; drawn as weights: {', '.join(drawn)}" if drawn else ""
-        total = len(covered) + len(drawn)
-        print(f"'{settings.vi_estimator}' covers {len(covered)} of {total} arrays{by_weight}.")
-    return method, vi.MeanFieldFamily(log_joint)
-
-
-def _number_or_name(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    return variational.make_method(task)
 
 
 def refuse_flags_of_other_methods(settings: Settings) -> None:
     """Refuses what the chosen method or family would not read."""
-    for method, family, flags in (
-        ("vi", None, VI_FLAGS),
-        ("vi", "mean_field", MEAN_FIELD_FLAGS),
-        ("vi", "layerwise", LAYERWISE_FLAGS),
-        ("mc_dropout", None, DROPOUT_FLAGS),
+    for method, families, flags in (
+        ("vi", VI_FAMILIES, VI_FLAGS),
+        ("vi", ("mean_field", "low_rank"), GAUSSIAN_FLAGS),
+        ("vi", ("mean_field",), MEAN_FIELD_FLAGS),
+        ("vi", ("low_rank",), LOW_RANK_FLAGS),
+        ("vi", ("layerwise",), LAYERWISE_FLAGS),
+        ("mc_dropout", VI_FAMILIES, DROPOUT_FLAGS),
     ):
         given = [flag.name for flag in flags if settings.was_given(flag.name)]
         if given and method != settings.method:
             raise UserError(f"{given[0]} is for --method={method}, not {settings.method}.")
-        if given and family not in (None, settings.vi_family):
-            raise UserError(f"{given[0]} is for --vi_family={family}, not {settings.vi_family}.")
+        if given and settings.vi_family not in families:
+            raise UserError(
+                f"{given[0]} is for --vi_family={' or '.join(families)}, not {settings.vi_family}."
+            )
     if settings.mean_init_checkpoint and settings.init_checkpoint:
         raise UserError("Give mean_init_checkpoint or init_checkpoint, not both.")
 
 
 def complete(task: Task) -> Task:
     """Fills in what depends on rows and network, and refuses what contradicts itself."""
-    is_layerwise = task.method == "layerwise"
-    small = is_layerwise and trees.size(task.log_joint.shapes) <= SMALL
+    is_bounded = task.settings.vi_family != "mean_field"
+    small = is_bounded and trees.size(task.log_joint.shapes) <= SMALL
     settings = task.settings.fill(
         {"num_evidence_draws": 200 if small else 0}, "by the family and the number of weights"
     )
+    settings = variational.complete(settings, task.log_joint)
     num_rows = len(task.dataset.y_train)
     settings = settings.fill({"num_inducing": min(100, num_rows)}, "100, or all training rows")
     if 0 < settings.num_evidence_draws < 4:
@@ -261,7 +252,8 @@ def complete(task: Task) -> Task:
 
 def report_prior_scales(directory: pathlib.Path, result: RunResult) -> None:
     """Prints the learned factors, a number per member."""
-    for group, logarithms in result.state.variational.log_prior_scale.items():
+    learned = getattr(result.state.variational, "log_prior_scale", {})
+    for group, logarithms in learned.items():
         factors = ", ".join(f"{factor:.3g}" for factor in np.exp(logarithms))
         print(f"Prior scale of {group}: {factors} times 1 / sqrt(weight_decay).")
 
@@ -284,6 +276,7 @@ def final_draws(
 def run(settings: Settings) -> None:
     """Fits the members and leaves the run in its folder."""
     refuse_flags_of_other_methods(settings)
+    settings = variational.begin(settings)
     is_layerwise = settings.method == "vi" and settings.vi_family == "layerwise"
     task = complete(tasks.load_task("layerwise" if is_layerwise else settings.method, settings))
     settings = task.settings
@@ -313,17 +306,11 @@ def run(settings: Settings) -> None:
 
 def find_starts(
     task: Task, directory: pathlib.Path, given: Params | None
-) -> Params | vi.VariationalParams | None:
-    """Where the members start; around trained networks q is as wide as the curvature says."""
-    settings = task.settings
+) -> Params | Posterior | None:
+    """Where the members start."""
     if task.method == "layerwise" and given is None:
         return layerwise.find_starts(task, directory)
-    if task.method != "vi" or not settings.warm_start_epochs:
-        return given
-    trained = warm_start.train_starts(task, directory, given, settings.num_members)
-    if settings.was_given("vi_sigma_init") or not local_scales.is_affordable(task):
-        return trained
-    return local_scales.mean_field_starts(task, trained)
+    return variational.find_starts(task, directory, given) if task.method == "vi" else given
 
 
 def measure(task: Task, family: Family | None, result: RunResult) -> dict[str, Any]:
@@ -336,7 +323,7 @@ def measure(task: Task, family: Family | None, result: RunResult) -> dict[str, A
     is_small = task.method == "layerwise" and trees.size(task.log_joint.shapes) <= SMALL
     if family is None or not (is_posterior or is_small):
         return {}
-    # States of both families begin with the posterior.
+    # States of all families begin with the posterior.
     return {"pareto_k": local_scales.pareto_k(task, family, result.state[0])}
 
 

@@ -6,7 +6,18 @@ from collections.abc import Callable
 if __name__ == "core":  # a module loaded under two names is two modules
     raise ImportError("Import haiku_posteriors.core; core alone is not an import name.")
 
-from haiku_posteriors.core import dropout, hmc, laplace, mclmc, sgd, sgmcmc, smc, swag, vi
+from haiku_posteriors.core import (
+    dropout,
+    hmc,
+    laplace,
+    low_rank,
+    mclmc,
+    sgd,
+    sgmcmc,
+    smc,
+    swag,
+    vi,
+)
 from haiku_posteriors.core.implicit import implicit_vi
 from haiku_posteriors.core.layerwise import layerwise_vi
 from haiku_posteriors.core.method import Method
@@ -22,6 +33,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "smc": smc.smc,
     "implicit": implicit_vi.implicit_vi,
     "mean_field_vi": vi.mean_field_vi,
+    "low_rank_vi": low_rank.low_rank_vi,
     "layerwise_vi": layerwise_vi.layerwise_vi,
     "laplace": laplace.laplace,
     "swag": swag.swag,

@@ -30,6 +30,9 @@ class Method(NamedTuple):
       pool: states of all chains, with a leading chain axis -> the same, after chains have told each
         other what they learned. The loop calls it after every step; None where chains are alone.
       in_minibatches: whether a step draws minibatches of the rows, and does not sum over them all.
+      align: (state, another) -> a state of the same approximation whose parameters are nearest to
+        the other's, for averages of states; optimizers' states are not looked at. None where other
+        parameters are another approximation.
     """
 
     init: Callable[[jax.Array, Params | None], State]
@@ -37,6 +40,7 @@ class Method(NamedTuple):
     sample: Callable[[jax.Array, State, int], Params]
     pool: Callable[[State], State] | None = None
     in_minibatches: bool = False
+    align: Callable[[State, State], State] | None = None
 
 
 def minibatch_epoch(

@@ -186,14 +186,15 @@ def watch(method: Method, rules: Rules) -> Method:
         state, progress = watched
         value = evaluate(_with_floats(state, progress.batch_average), data)
         number = progress.num_values
+        batch_average = progress.batch_average
+        if by_itself and method.align:
+            batch_average = method.align(batch_average, progress.average)
         progress = progress._replace(
             values=progress.values.at[number].set(value, mode="drop"),
             num_values=number + 1,
             batch_average=optax.tree.zeros_like(progress.batch_average),
             average=(
-                _running_mean(progress.average, progress.batch_average, number + 1)
-                if by_itself
-                else None
+                _running_mean(progress.average, batch_average, number + 1) if by_itself else None
             ),
         )
         if not by_itself:
@@ -218,7 +219,10 @@ def watch(method: Method, rules: Rules) -> Method:
             begins = jnp.asarray(marks, jnp.int32)[jnp.minimum(before.num_values, NUM_BATCHES - 1)]
             ends = jnp.asarray(marks, jnp.int32)[jnp.minimum(before.num_values + 1, NUM_BATCHES)]
             in_batch, length = before.num_epochs + 1 - begins, ends - begins
-        average = _running_mean(before.batch_average, _floats(state), jnp.maximum(in_batch, 1))
+        iterate = _floats(state)
+        if method.align:
+            iterate = method.align(iterate, before.batch_average)
+        average = _running_mean(before.batch_average, iterate, jnp.maximum(in_batch, 1))
         new = WatchedState(
             state,
             before._replace(

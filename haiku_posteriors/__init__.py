@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.laplace import laplace
     from haiku_posteriors.core.layerwise.layerwise_vi import layerwise_vi
     from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+    from haiku_posteriors.core.low_rank import low_rank_vi
     from haiku_posteriors.core.mclmc import mclmc
     from haiku_posteriors.core.method import Method
     from haiku_posteriors.core.priors import make_prior
@@ -52,6 +53,7 @@ __all__ = [
     "likelihoods",
     "load_dataset",
     "load_run",
+    "low_rank_vi",
     "make_data",
     "make_log_joint",
     "make_prior",
@@ -83,6 +85,7 @@ _HOMES = {
     "likelihoods": "core.likelihoods",
     "load_dataset": "utils.data_utils:load",
     "load_run": "utils.report.loaded_runs:load_run",
+    "low_rank_vi": "core.low_rank:low_rank_vi",
     "make_data": "core.data:make_data",
     "make_log_joint": "core.log_joint:make_log_joint",
     "make_prior": "core.priors:make_prior",

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from haiku_posteriors.core import curvature, densities, trees, vi
+from haiku_posteriors.core import curvature, densities, trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.densities import Family, Posterior
 from haiku_posteriors.core.judging import loo
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.core.vi import VariationalParams
 from haiku_posteriors.utils import chains, devices
 from haiku_posteriors.utils.tasks import Task
 
@@ -66,20 +65,24 @@ def remaining_gain(task: Task, params: Params) -> np.ndarray | None:
     return over_members(task, chains.CURVATURE, gain, params)
 
 
-def mean_field_starts(task: Task, params: Params) -> VariationalParams:
+def curvature_starts(
+    task: Task, params: Params, begin: Callable[[jax.Array, Params, Params], Posterior]
+) -> Posterior:
     """q around trained parameters (members, ...), as wide as the diagonal curvature says.
 
     sigma_i = 1 / sqrt(H_ii): at the mode of a Gaussian posterior the best mean-field q.
-    """
-    learned = task.settings.learn_prior_scale
 
-    def start(key: jax.Array, params: Params, data: Data) -> VariationalParams:
+    Args:
+      task: what is worked on.
+      params: leaves (members, ...).
+      begin: (rng_key, parameters, sigma of the random ones) -> q.
+    """
+
+    def start(key: jax.Array, params: Params, data: Data) -> Posterior:
         diagonal = curvature.diagonal(key, task.log_joint, params, data)
-        begun = vi.initial_variational(
-            task.log_joint, params, 1.0, None if learned == "None" else learned
-        )
         scales = jax.tree.map(jax.lax.rsqrt, task.log_joint.partition(diagonal)[0])
-        return begun._replace(raw_scale=jax.tree.map(vi.inverse_softplus, scales))
+        # The curvature's probes have the keys before this one.
+        return begin(jax.random.fold_in(key, curvature.NUM_PROBES), params, scales)
 
     return over_members(task, chains.CURVATURE, start, params)
 

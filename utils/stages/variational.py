@@ -1,0 +1,119 @@
+"""Variational families over all weights from settings: method, start, importance weights."""
+
+import pathlib
+
+import jax
+
+from haiku_posteriors.core import low_rank, trees, vi
+from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.densities import Family, Posterior
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.networks import noisy_layers
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import optim_utils
+from haiku_posteriors.utils.settings import Settings
+from haiku_posteriors.utils.stages import local_scales, warm_start
+from haiku_posteriors.utils.tasks import Task
+
+DEFAULT_RANK, LOW_RANK_SAMPLES = 10, 8
+
+
+def begin(settings: Settings) -> Settings:
+    """Fills in what the family decides before the table of defaults does.
+
+    A draw of z moves all weights along R columns at once: with one a step the noise of the columns'
+    gradients costs more than they gain (docs/semi_implicit.md).
+    """
+    if settings.vi_family == "low_rank":
+        return settings.fill({"vi_num_samples": LOW_RANK_SAMPLES}, "low-rank VI")
+    return settings
+
+
+def complete(settings: Settings, log_joint: LogJoint) -> Settings:
+    """Fills in a rank, and refuses one that is too large."""
+    num_random = trees.size(log_joint.random_shapes)
+    settings = settings.fill({"vi_rank": min(DEFAULT_RANK, num_random)}, "10, or all weights")
+    if settings.vi_rank > num_random:
+        raise UserError(
+            f"vi_rank must be at most the number of random weights ({num_random}), not "
+            f"{settings.vi_rank}."
+        )
+    return settings
+
+
+def make_method(task: Task) -> tuple[Method, Family]:
+    """Mean-field or low-rank VI as the settings describe it, and the family.
+
+    Says what `local` or `flipout` covers.
+    """
+    settings, log_joint = task.settings, task.log_joint
+    num_rows = len(task.dataset.y_train)
+    arguments = (log_joint, optim_utils.optimizer_of(settings, num_rows), settings.batch_size)
+    shared = {
+        "sigma_init": settings.vi_sigma_init,
+        "estimator": settings.vi_estimator,
+        "num_samples": settings.vi_num_samples,
+    }
+    if settings.vi_estimator != "reparameterization":
+        _tell_covered(task)
+    if settings.vi_family == "low_rank":
+        method = low_rank.low_rank_vi(*arguments, rank=settings.vi_rank, **shared)
+        return method, family_of(task)
+    batches = num_minibatches(num_rows, settings.batch_size)
+    method = vi.mean_field_vi(
+        *arguments,
+        **shared,
+        kl=settings.kl,
+        kl_weight=_number_or_name(settings.kl_weight),
+        kl_warmup_steps=round(settings.kl_warmup_epochs * batches),
+        learn_prior_scale=_learned_scale(settings),
+    )
+    return method, family_of(task)
+
+
+def find_starts(task: Task, directory: pathlib.Path, given: Params | None) -> Params | Posterior:
+    """Where the members start; around trained networks q is as wide as the curvature says."""
+    settings, log_joint = task.settings, task.log_joint
+    if not settings.warm_start_epochs:
+        return given
+    trained = warm_start.train_starts(task, directory, given, settings.num_members)
+    if settings.was_given("vi_sigma_init") or not local_scales.is_affordable(task):
+        return trained
+
+    def around(key: jax.Array, params: Params, scales: Params) -> Posterior:
+        if settings.vi_family == "low_rank":
+            return low_rank.initial_low_rank(key, log_joint, params, settings.vi_rank, scale=scales)
+        begun = vi.initial_variational(log_joint, params, 1.0, _learned_scale(settings))
+        return begun._replace(raw_scale=jax.tree.map(vi.inverse_softplus, scales))
+
+    return local_scales.curvature_starts(task, trained, around)
+
+
+def family_of(task: Task) -> Family:
+    """The family of the settings, with draws of weights as such."""
+    if task.settings.vi_family == "low_rank":
+        return low_rank.LowRankFamily(task.log_joint)
+    return vi.MeanFieldFamily(task.log_joint)
+
+
+def _tell_covered(task: Task) -> None:
+    estimator = task.settings.vi_estimator
+    covered, drawn = noisy_layers.covered_parameters(
+        task.log_joint, task.dataset.form.inputs.example(), estimator
+    )
+    by_weight = f"; drawn as weights: {', '.join(drawn)}" if drawn else ""
+    total = len(covered) + len(drawn)
+    print(f"'{estimator}' covers {len(covered)} of {total} arrays{by_weight}.")
+
+
+def _learned_scale(settings: Settings) -> str | None:
+    return None if settings.learn_prior_scale == "None" else settings.learn_prior_scale
+
+
+def _number_or_name(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
