@@ -8,7 +8,10 @@ rises (`judging.trends`):
 
     at the end of a round    if the gain is below the tolerance, but for a chance of 2.5 %: a phase
                              is over, the iterate becomes the average over the round, and the step
-                             is multiplied by DECREASE; else the next round is twice as long
+                             is multiplied by DECREASE; if the objective rises, but for that chance:
+                             the next round is twice as long; if noise hides whether it does: that
+                             as well, from the average and with half the step, which is the same way
+                             with half the noise
     at the end of a phase    if its mean objective is above that of the phase before by less than
                              the tolerance: training is over
 
@@ -303,10 +306,13 @@ def _end_round(watched: WatchedState, tolerance: float) -> WatchedState:
     # An objective that falls, by steps that are too large, is at no end either.
     is_quiet = is_settled & (last.gain > -tolerance) & (last.highest - last.gain < tolerance)
     is_reached = is_quiet & (mean - progress.previous < tolerance)
-    averaged = trees.select(is_settled, _with_floats(state, progress.average), state)
+    averaged = trees.select(
+        last.is_rising & ~is_settled, state, _with_floats(state, progress.average)
+    )
     factor = optax.tree.get(state.optimizer_state, "step_factor")
+    decrease = jnp.where(is_settled, DECREASE, jnp.where(last.is_rising, 1.0, 0.5))
     optimizer_state = optax.tree.set(
-        state.optimizer_state, step_factor=jnp.where(is_settled, DECREASE * factor, factor)
+        state.optimizer_state, step_factor=factor * decrease.astype(factor.dtype)
     )
     return WatchedState(
         averaged._replace(optimizer_state=optimizer_state),
