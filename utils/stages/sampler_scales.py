@@ -2,14 +2,19 @@
 
     M = diagonal curvature, on average over the chains' starts
     h = STEP_OVER_STABLE * 2 / sqrt(L)       L the largest eigenvalue of M^-1/2 H M^-1/2, of all
-    beta = exp(-FRICTION h)                  friction in the units of M, where curvatures are near 1
+    beta = exp(-f)                           f between 2 / UPDATES_PER_DRAW and h
     eps = (1 + beta) h^2 / 2
 
-and h is halved until the bias by the noise of minibatch gradients, `sgmcmc.noise_bias`, is below
-the tolerance.
+Directions of curvature lambda in units of M relax, in numbers of updates, in 2 / f, or where they
+are slow, lambda < (f / 2 h)^2, in f / (lambda h^2): less friction f mixes slow directions faster,
+and costs the others nothing as long as momenta are forgotten from draw to draw. But it raises the
+bias by the noise of minibatch gradients, `sgmcmc.noise_bias`, which is about h^2 C / (2 f M). So f
+is the least of these, doubled until the bias is below the tolerance; beyond h, where directions of
+curvature 1 become slow themselves, h is halved.
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -20,10 +25,12 @@ from haiku_posteriors.core import curvature, sgmcmc
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import chains
+from haiku_posteriors.utils.settings import UPDATES_PER_DRAW
 from haiku_posteriors.utils.stages import local_scales
 from haiku_posteriors.utils.tasks import Task
 
-STEP_OVER_STABLE, FRICTION = 0.25, 1.0
+STEP_OVER_STABLE = 0.25
+LEAST_FRICTION = 2 / UPDATES_PER_DRAW
 
 
 class Scales(NamedTuple):
@@ -62,15 +69,25 @@ def fit(task: Task, starts: Params) -> Scales:
         return curvature.largest_eigenvalue(key, log_joint, params, data, mass)
 
     eigenvalue = float(np.max(local_scales.over_members(task, chains.CURVATURE, largest, starts)))
-    stride = STEP_OVER_STABLE * 2 / math.sqrt(eigenvalue)
-    while True:
+    scale = jax.tree.map(lambda leaf: 1 / jnp.sqrt(leaf), mass)
+    for stride, friction in _candidates(STEP_OVER_STABLE * 2 / math.sqrt(eigenvalue)):
         beta = settings.momentum_decay
-        beta = math.exp(-FRICTION * stride) if beta is None else beta
+        beta = math.exp(-friction) if beta is None else beta
         step_size = (1 + beta) * stride**2 / 2
-        scale = jax.tree.map(lambda leaf: 1 / jnp.sqrt(leaf), mass)
         bias = float(sgmcmc.noise_bias(step_size, beta, noise, scale))
         if bias <= settings.bias_tolerance:
-            return Scales(mass, step_size, beta, bias, eigenvalue)
+            break
+    return Scales(mass, step_size, beta, bias, eigenvalue)
+
+
+def _candidates(stride: float) -> Iterator[tuple[float, float]]:
+    """Pairs (h, f) of less and less bias, without end."""
+    friction = LEAST_FRICTION
+    while friction < stride:
+        yield stride, friction
+        friction *= 2
+    while True:
+        yield stride, stride
         stride /= 2
 
 
