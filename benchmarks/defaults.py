@@ -32,7 +32,8 @@ METHODS = {
     "implicit": "run_implicit.py --num_draws=400",
     "ensemble": "run_sgd.py --num_members=10",
 }
-OPTIMISERS = ("vi", "implicit")
+# By name: the flag that says how long the start is trained.
+OPTIMISERS = {"vi": "warm_start_epochs", "implicit": "pretrain_epochs"}
 ARGUMENTS = dict(argument[2:].partition("=")[::2] for argument in sys.argv[1:])
 ROOT = pathlib.Path(ARGUMENTS.get("dir", "runs/defaults"))
 DATA = pathlib.Path(ARGUMENTS.get("data_dir", "data"))
@@ -115,6 +116,16 @@ def make_run(name: str, posterior: str, method: str, further: str = "") -> pathl
     return directory
 
 
+def longer(directory: pathlib.Path, method: str) -> str:
+    """Flags for a run ten times as long, from the same start with the same minibatches."""
+    summary, flags = (
+        json.loads((directory / name).read_text()) for name in ("summary.json", "flags.json")
+    )
+    kept = ("batch_size", OPTIMISERS[method])
+    same = " ".join(f"--{name}={flags[name]}" for name in kept)
+    return f"--num_epochs={10 * summary['epochs']} {same}"
+
+
 def line(posterior: str, method: str, exact: dict) -> list[str] | None:
     """A row of the table; None where the runs are not there."""
     reference, directory = (ROOT / posterior / name for name in ("hmc", method))
@@ -177,8 +188,7 @@ def main() -> None:
         for method in methods:
             directory = make_run(method, posterior, method)
             if "longer" in ARGUMENTS and method in OPTIMISERS:
-                epochs = json.loads((directory / "summary.json").read_text())["epochs"]
-                make_run(f"{method}_longer", posterior, method, f"--num_epochs={10 * epochs}")
+                make_run(f"{method}_longer", posterior, method, longer(directory, method))
     rows = [line(posterior, method, exact) for posterior in POSTERIORS for method in METHODS]
     headers = ["posterior", "method", "W1 [floor]", "over floor", "std ratio", "verdict", "seconds"]
     headers += ["exact answer", "ten times longer"]
