@@ -1,6 +1,6 @@
 """How often verdicts are wrong: runs cut short, run long and run too hot, on a known posterior.
 
-python benchmarks/verdict_rates.py [--seeds=50]
+python benchmarks/verdict_rates.py [--seeds=50] [--methods=map,vi,sgmcmc,hmc]
 
 A linear regression of ten weights, whose inputs are correlated and have scales from 0.2 to 5; its
 posterior, its mode and its best mean-field approximation are known. Every line is `seeds` runs of
@@ -36,9 +36,12 @@ from haiku_posteriors.core.sgd import sgd
 from haiku_posteriors.core.vi import mean_field_vi
 from haiku_posteriors.utils.optim_utils import make_optimizer
 from haiku_posteriors.utils.report.training import training_of
+from haiku_posteriors.utils.stages.sampler_scales import LEAST_FRICTION
 
-NUM_SEEDS = int(dict(a[2:].split("=") for a in sys.argv[1:]).get("seeds", 50))
+ARGUMENTS = dict(argument[2:].split("=") for argument in sys.argv[1:])
+NUM_SEEDS = int(ARGUMENTS.get("seeds", 50))
 ROWS, COLUMNS, TOLERANCE, CHAINS = 200, 10, 0.2, 4
+OPTIMISERS = {"map": sgd, "vi": mean_field_vi}
 # Epochs at full batch, and whether training ends by itself.
 LENGTHS = ((50_000, True), (300, True), (100, False), (20_000, False))
 RANDOM = np.random.default_rng(0)
@@ -112,12 +115,15 @@ def judge_training(
 
 
 def judge_chains(batch_size: int, num_updates: int, stretch: float) -> list:
-    """SGHMC with masses from the curvature; `stretch` multiplies the stride that fits."""
+    """SGHMC with masses from the curvature; `stretch` multiplies the stride that fits.
+
+    Friction is that of run_sgmcmc.py: little with all rows, 1 in units of the masses otherwise.
+    """
     mode = jax.tree.map(jnp.zeros_like, LOG_JOINT.init(jax.random.key(0)))
     mass = curvature.diagonal(jax.random.key(0), LOG_JOINT, mode, DATA)
     largest = curvature.largest_eigenvalue(jax.random.key(0), LOG_JOINT, mode, DATA, mass)
     stride = float(stretch * 0.5 / np.sqrt(largest))
-    beta = float(np.exp(-min(stride, 1.0)))
+    beta = float(np.exp(-(LEAST_FRICTION if batch_size == ROWS else min(stride, 1.0))))
     sampler = sgmcmc.sghmc((1 + beta) * stride**2 / 2, beta, sgmcmc.fixed_mass(mass))
     method = sgmcmc.sgmcmc(LOG_JOINT, sampler, batch_size)
     batches = num_minibatches(ROWS, batch_size)
@@ -229,20 +235,23 @@ def line(method: str, text: str, arrived: np.ndarray, converged: list, epochs: f
 
 def main() -> None:
     rows = []
-    for make in (sgd, mean_field_vi):
+    methods = ARGUMENTS.get("methods", "map,vi,sgmcmc,hmc").split(",")
+    for make in [OPTIMISERS[name] for name in methods if name in OPTIMISERS]:
         for batch_size in (ROWS, 40):
             for num_epochs, by_itself in LENGTHS:
                 epochs = num_epochs if batch_size == ROWS else num_epochs // 5
                 rows.append(judge_training(make, batch_size, epochs, by_itself))
     for batch_size, num_updates, stretch in (
-        (ROWS, 40_000, 1.0),
-        (ROWS, 2_000, 1.0),
-        (40, 40_000, 0.1),
-        (40, 40_000, 3.0),
+        (ROWS, 20_000, 1.0),
+        (ROWS, 1_000, 1.0),
+        (40, 20_000, 0.1),
+        (40, 20_000, 3.0),
     ):
-        rows.append(judge_chains(batch_size, num_updates, stretch))
+        if "sgmcmc" in methods:
+            rows.append(judge_chains(batch_size, num_updates, stretch))
     for num_burn_in, num_draws in ((200, 800), (10, 40), (200, 100)):
-        rows.append(judge_hmc(num_burn_in, num_draws))
+        if "hmc" in methods:
+            rows.append(judge_hmc(num_burn_in, num_draws))
     headers = ["method", "setting", "epochs", "arrived", "converged", "false alarms", "misses"]
     print(tabulate(rows, headers, tablefmt="github"))
 
