@@ -140,7 +140,7 @@ def take(data: Data, indices: jax.Array | np.ndarray, weights: jax.Array) -> Dat
 
 def spread(data: Data) -> Data:
     """The same rows, shared by the devices if the data say how: a sum over them is then, too."""
-    if data.placement is None:
+    if data.placement is None or data.placement.num_blocks is not None:
         return data
     sharding = data.placement.sharding
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding), data)

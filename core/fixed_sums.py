@@ -6,6 +6,11 @@ The rows are cut into a fixed number of blocks, a power of two. A block is summe
 a program of one shape; partial sums are added in pairs, on a device as far as its blocks go, and
 then over the devices, whose partial sums are gathered and not reduced. Any number of devices that
 divides the blocks so makes the same additions. Value and gradient are summed in the same pass.
+
+What is no such sum has the same bits if every device does all of it (`on_every_device`) and if the
+compiler keeps to the operations as they are written (AS_WRITTEN): it optimises a program for one
+device in another order than one for several, and where it fuses operations, rewrites them or
+evaluates them itself, it rounds otherwise.
 """
 
 from collections.abc import Callable
@@ -13,10 +18,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.trees import Params
+
+# For `jax.jit`: without the passes that change what is rounded. (Within a fused kernel a product
+# and a sum become one operation; so they do in a loop that is made one kernel.)
+AS_WRITTEN = {"xla_disable_hlo_passes": "algsimp,constant_folding,fusion,small-while-loop-hoisting"}
 
 
 def sum_in_blocks(
@@ -29,34 +38,29 @@ def sum_in_blocks(
     Args:
       function: (params, rows) -> a scalar, the sum over these rows.
       params: by which it may be differentiated.
-      data: with a placement that has `num_blocks`, in a multiple of as many rows.
+      data: with a placement that has `num_blocks`, in a multiple of as many rows; all of them are
+        on every device.
     """
     placement = data.placement
     assert placement is not None and placement.num_blocks is not None
+    num_blocks, mesh = placement.num_blocks, placement.sharding.mesh
+    assert isinstance(mesh, Mesh)
     (axis,) = placement.sharding.spec
-    num_devices = placement.sharding.mesh.shape[axis]
-    on_device = placement.num_blocks // num_devices
+    on_device = num_blocks // mesh.shape[axis]
 
     def over_devices(function: Callable[[Params, Data], Any]) -> Callable[[Params, Data], Any]:
-        def sum_of_device(params: Params, data: Data) -> Any:
-            blocks = jax.tree.map(lambda leaf: leaf.reshape(on_device, -1, *leaf.shape[1:]), data)
-            # 1, but the compiler does not know: loops of as many turns it cannot unroll.
-            one = jnp.isfinite(data.weights[0]).astype(jnp.int32)
-            own = add_in_pairs(_one_by_one(lambda block: function(params, block), blocks, one))
-            gathered = jax.lax.all_gather(own, axis)
-            # A loop of one turn: what follows is not compiled together with the additions, whose
-            # number depends on the devices.
-            zeros = jax.tree.map(jnp.zeros_like, own)
-            return jax.lax.fori_loop(0, one, lambda *_: add_in_pairs(gathered), zeros)
+        def own_blocks(leaf: jax.Array) -> jax.Array:
+            blocks = leaf.reshape(num_blocks, -1, *leaf.shape[1:])
+            first = jax.lax.axis_index(axis) * on_device
+            return jax.lax.dynamic_slice_in_dim(blocks, first, on_device)
 
-        return jax.shard_map(
-            sum_of_device,
-            mesh=placement.sharding.mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(axis)),
-            out_specs=PartitionSpec(),
-            axis_names={axis},
-            check_vma=False,  # what is gathered is the same everywhere, and this cannot tell
-        )
+        def sum_of_device(params: Params, data: Data) -> Any:
+            parts = jax.lax.map(
+                lambda block: function(params, block), jax.tree.map(own_blocks, data)
+            )
+            return add_in_pairs(jax.lax.all_gather(add_in_pairs(parts), axis))
+
+        return on_every_device(sum_of_device, mesh)
 
     @jax.custom_vjp
     def total(params: Params, data: Data) -> jax.Array:
@@ -72,27 +76,17 @@ def sum_in_blocks(
     return total(params, data)
 
 
-def _one_by_one(function: Callable[[Any], Any], blocks: Any, one: jax.Array) -> Any:
-    """`jax.lax.map`, by a loop of as many turns times `one`.
+def on_every_device(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """The same program on every device, from arrays and to arrays that all of them hold whole.
 
-    A few turns that it knew of the compiler would unroll, and sum in another order what it then
-    sees side by side.
+    What `sum_in_blocks` does not share within is repeated by each, and not partitioned by the
+    compiler, which does that in its own way for every number of devices.
     """
-    count = jax.tree.leaves(blocks)[0].shape[0]
-
-    def block(index: jax.Array | int) -> Any:
-        return jax.tree.map(lambda leaf: leaf[index], blocks)
-
-    def body(index: jax.Array, results: Any) -> Any:
-        return jax.tree.map(
-            lambda all_of_them, found: all_of_them.at[index].set(found),
-            results,
-            function(block(index)),
-        )
-
-    shapes = jax.eval_shape(function, jax.eval_shape(block, 0))
-    empty = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), shapes)
-    return jax.lax.fori_loop(0, count * one, body, empty)
+    if jax.sharding.get_abstract_mesh().manual_axes:  # within such a program already
+        return function
+    whole = PartitionSpec()
+    # What is gathered is the same everywhere, and `check_vma` cannot tell.
+    return jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
 
 
 def add_in_pairs(parts: Any) -> Any:

@@ -150,12 +150,9 @@ def test_1_2_4_and_8_devices_give_the_same_results(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_1_2_4_and_8_devices_give_the_same_bits_with_fixed_sums(name):
-    """All bits where docs/devices.md says so; elsewhere what is not a sum over rows may round."""
+    """All bits of starts, states, infos and draws; minibatches and rows do not divide."""
     found = differences(name, "fixed_sums")
-    if name in ("sgd", "sgmcmc", "hmc", "mclmc"):
-        assert all(by_count["same_bits"] for by_count in found.values()), found
-    else:
-        assert max(by_count["difference"] for by_count in found.values()) < 1e-5, found
+    assert not any(by_count["other_bits"] for by_count in found.values()), found
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
 """Several processes over loopback: the same results, and what happens when one goes away."""
 
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -12,7 +14,7 @@ import program
 import pytest
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import hosts
+from haiku_posteriors.utils import heartbeats, hosts
 
 RUNS = {
     "run_sgd.py": "--num_members=2 --num_epochs=20 --batch_size=32 --eval_freq=10 --save_freq=4",
@@ -45,6 +47,49 @@ def test_one_process_agrees_with_itself():
     assert hosts.share({"a": 1}) == {"a": 1}
     assert hosts.largest(3) == 3
     assert hosts.on_first(lambda: 4) == 4
+
+
+@pytest.fixture
+def connections(monkeypatch):
+    """Of process 0 to 1 and of process 1 to 0, with silences of a fraction of a second."""
+    monkeypatch.setattr(heartbeats, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeats, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(heartbeats, "GRACE_SECONDS", 0.0)
+    listener = heartbeats.Listener("127.0.0.1")
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(listener.accept(1)))
+    waiting.start()
+    stranger = heartbeats.connect("127.0.0.1", listener.port, "00" * heartbeats.TOKEN_BYTES, 1)
+    own = heartbeats.connect("127.0.0.1", listener.port, listener.token, 1)
+    waiting.join()
+    assert found[0].keys() == {1}
+    assert stranger[0].recv(1) == b""  # who does not know the token is sent away
+    yield found[0], own
+    for connection in (*found[0].values(), *own.values(), *stranger.values()):
+        connection.close()
+
+
+def test_silence_is_noticed_and_a_goodbye_is_not(connections):
+    """Process 1 beats and leaves; then one that never beats."""
+    said = queue.Queue()
+    watching, own = connections
+    watcher = heartbeats.Heartbeats(watching, said.put)
+    time.sleep(0.6)  # process 1 has not said a word
+    assert said.get(timeout=5) == "Process 1 gave no sign of life for 0 s"
+    heartbeats.Heartbeats(own, said.put)
+    time.sleep(0.6)
+    watcher.say_goodbye()
+    watching[1].close()
+    time.sleep(0.1)
+    assert said.empty()
+
+
+def test_a_broken_connection_is_noticed(connections):
+    said = queue.Queue()
+    watching, own = connections
+    heartbeats.Heartbeats(watching, said.put)
+    own[0].close()
+    assert said.get(timeout=5) == "Process 1 is gone"
 
 
 def start(num_processes, script, *flags, num_devices=1):
@@ -137,7 +182,7 @@ def test_one_killed_ends_the_other_and_the_same_command_goes_on(tmp_path):
         processes[victim].kill()
         killed = time.monotonic()
         codes, _, err = end(processes)
-        assert time.monotonic() - killed < 2 * hosts.HEARTBEAT_SECONDS
+        assert time.monotonic() - killed < heartbeats.SILENCE_SECONDS
         assert codes[victim] == -signal.SIGKILL
         assert codes[1 - victim] != 0
         if victim == 1:
@@ -146,6 +191,26 @@ def test_one_killed_ends_the_other_and_the_same_command_goes_on(tmp_path):
             assert "Traceback" not in err[0]
     succeed(2, "run_sgd.py", *flags, f"--dir={directory}")
     assert_close_outcomes(tmp_path / "one", directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_that_hangs_ends_the_other_with_a_sentence(victim, tmp_path):
+    directory = tmp_path / "two"
+    processes = start(2, "run_sgd.py", *LONG.split(), f"--dir={directory}")
+    wait_for_checkpoint(directory, processes)
+    os.kill(processes[victim].pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        _, err = processes[1 - victim].communicate(timeout=300)
+        seconds = time.monotonic() - stopped
+    finally:
+        for process in processes:
+            process.kill()
+    assert processes[1 - victim].returncode == hosts.EXIT_LOST
+    assert f"Process {victim} gave no sign of life for 30 s, as process {1 - victim} finds" in err
+    assert "Start the same command again on all" in err
+    assert seconds < 2 * heartbeats.SILENCE_SECONDS
 
 
 @pytest.mark.slow

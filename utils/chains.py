@@ -164,10 +164,10 @@ def compile_method(
     cut = mesh.shape["model"] > 1
     states = devices.state_shardings(mesh, jax.eval_shape(init, None)) if cut else chains
     return Program(
-        jax.jit(init, out_shardings=states),
+        devices.compile_for(mesh, init, out_shardings=states),
         # Pinned, or the compiler may place the outputs otherwise and the next call recompiles.
-        jax.jit(run, out_shardings=(states, whole, whole, whole)),
-        jax.jit(sample, static_argnums=(1, 3), out_shardings=chains),
+        devices.compile_for(mesh, run, out_shardings=(states, whole, whole, whole)),
+        devices.compile_for(mesh, sample, static_argnums=(1, 3), out_shardings=chains),
     )
 
 

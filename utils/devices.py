@@ -26,6 +26,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from haiku_posteriors.core import fixed_sums
 from haiku_posteriors.core.data import (
     Data,
     Inputs,
@@ -147,6 +148,31 @@ def batches_are_slow(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform == "cpu"
 
 
+def compile_for(mesh: Mesh, function: Callable[..., Any], **options: Any) -> jax.stages.Wrapped:
+    """`jax.jit`; with fixed sums, of one program that every device runs, as it is written.
+
+    Args:
+      mesh: where it runs.
+      function: of arrays and, in `static_argnums`, of others.
+      **options: of `jax.jit`.
+    """
+    if not _chosen.fixed_sums:
+        return jax.jit(function, **options)
+
+    def on_every_device(*arguments: Any) -> Any:
+        static = {index: arguments[index] for index in options.get("static_argnums", ())}
+
+        def program(*arrays: Any) -> Any:
+            left = iter(arrays)
+            given = (static[i] if i in static else next(left) for i in range(len(arguments)))
+            return function(*given)
+
+        arrays = (value for index, value in enumerate(arguments) if index not in static)
+        return fixed_sums.on_every_device(program, mesh)(*arrays)
+
+    return jax.jit(on_every_device, compiler_options=fixed_sums.AS_WRITTEN, **options)
+
+
 def chain_sharding(mesh: Mesh) -> NamedSharding:
     """For arrays with a leading chain axis: spread over `chain`, replicated over `data`."""
     return NamedSharding(mesh, PartitionSpec("chain"))
@@ -229,7 +255,7 @@ def place_data(
         data = dataclasses.replace(data, placement=Placement(sharding, multiple, NUM_BLOCKS))
     elif mesh.shape["data"] > 1:
         data = dataclasses.replace(data, placement=Placement(sharding, multiple))
-    if in_minibatches and num_bytes(data) <= ROWS_ON_EVERY_DEVICE:
+    if _chosen.fixed_sums or (in_minibatches and num_bytes(data) <= ROWS_ON_EVERY_DEVICE):
         return _copy_to(replicated(mesh))(data)
     return data
 

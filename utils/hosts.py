@@ -2,9 +2,9 @@
 
 All processes take the same decisions, since a program over the devices of all needs all of them.
 What may differ from process to process (times, signals, what is on disk) is agreed on here.
-A process that dies is noticed by the others in their next collective, and they end with a sentence;
-one that hangs is noticed by JAX after HEARTBEAT_SECONDS, which ends them with words of its own.
-Either way the same command goes on.
+A process that dies is noticed by the others in their next collective, and one that hangs by its
+silence (`utils.heartbeats`): they end with a sentence, and the same command goes on. Where they
+cannot connect for that, JAX notices after HEARTBEAT_SECONDS and ends them with words of its own.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,9 +23,10 @@ from jax.experimental import multihost_utils
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import heartbeats
 
 AUTOMATIC = "auto"  # as coordinator_address: everything by what JAX knows of the cluster
-HEARTBEAT_SECONDS = 30
+HEARTBEAT_SECONDS = 2 * int(heartbeats.SILENCE_SECONDS)  # of JAX's own, where ours fail
 # At the end, process 0 may write and draw for long while the others wait.
 SHUTDOWN_SECONDS = 7 * 24 * 3600
 EXIT_LOST = 75  # "try again", by convention: the same command goes on
@@ -40,13 +42,20 @@ LOST = (
 )
 
 
-def start(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
+def start(
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    lost: heartbeats.Lost = print,
+) -> None:
     """Joins the other processes, if the arguments or the environment tell of several.
 
     Args:
       coordinator: host:port of process 0, or AUTOMATIC.
       num_processes: their number.
       process_id: which of them this is.
+      lost: called, from another thread, with a sentence about a process that is lost; it should end
+        this one.
     """
     num_given = 3 - [coordinator, num_processes, process_id].count(None)
     if not num_given and not _several_by_environment():
@@ -76,6 +85,26 @@ def start(coordinator: str | None, num_processes: int | None, process_id: int | 
         )
     except (ValueError, RuntimeError, TypeError) as error:
         raise UserError(f"The processes do not find each other: {error}") from error
+    if are_several():
+        _watch_each_other(None if address is None else address.rpartition(":")[0], is_local, lost)
+
+
+def _watch_each_other(host: str | None, is_local: bool, lost: heartbeats.Lost) -> None:
+    """Connects to process 0, or waits for those that do."""
+    listener = heartbeats.Listener("127.0.0.1" if is_local else "") if is_first() else None
+    where = listener and [host or socket.gethostname(), listener.port, listener.token]
+    host, port, token = share(where)
+    if listener:
+        found = listener.accept(jax.process_count() - 1)
+    else:
+        found = heartbeats.connect(host, port, token, jax.process_index())
+    _watched.append(heartbeats.Heartbeats(found, lost))
+
+
+def say_goodbye() -> None:
+    """At the end of this process, which the others then do not take for lost."""
+    for beats in _watched:
+        beats.say_goodbye()
 
 
 def _several_by_environment() -> bool:
@@ -182,7 +211,12 @@ def own_folder(directory: pathlib.Path) -> pathlib.Path:
 
 
 def go_on_alone() -> None:
-    """From here on, process 0 computes with its own devices; the others have nothing left to do."""
+    """From here on, process 0 computes with its own devices; the others have nothing left to do.
+
+    It is a state of the process, and not a value that is passed on, since it is a fact about the
+    process: devices of others are none of its own once these wait for its end, whoever asks for
+    devices from here on. A mesh with them, made anywhere, would wait for ever.
+    """
     _alone.append(True)
 
 
@@ -206,6 +240,7 @@ def is_loss(error: BaseException) -> bool:
     return are_several() and any(sign in str(error) for sign in LOST)
 
 
-# Folders of this process that go with it, and whether it is alone.
+# Folders of this process that go with it, its connections, and whether it is alone.
+_watched: list[heartbeats.Heartbeats] = []
 _scratch: list[tempfile.TemporaryDirectory] = []
 _alone: list[bool] = []

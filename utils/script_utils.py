@@ -62,6 +62,7 @@ def run_script(
         sys.stdout.flush()
         if hosts.are_several():
             jax.distributed.shutdown()  # the others wait for process 0
+            hosts.say_goodbye()
     except UserError as error:
         locks.abandon(harmless=("flags.json", "problem.json"))
         _leave(str(error), 2)
@@ -83,12 +84,7 @@ def run_script(
         _leave(f"The file system refused: {error}. Checkpoints, if there are any, stand.", 1)
     except (jax.errors.JaxRuntimeError, MemoryError, ValueError) as error:
         if hosts.is_loss(error):
-            _leave(
-                f"Another process of this run is gone, as process {jax.process_index()} finds "
-                f"({str(error)[:MAX_REASON]}). Start the same command again on all: it goes on "
-                "from the last checkpoint.",
-                hosts.EXIT_LOST,
-            )
+            _leave_lost(f"Another process of this run is gone ({str(error)[:MAX_REASON]})")
         if not (isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_MEMORY)):
             raise
         _leave(
@@ -116,8 +112,17 @@ def _leave(sentence: str, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
+def _leave_lost(sentence: str) -> NoReturn:
+    _leave(
+        f"{sentence}, as process {jax.process_index()} finds. Start the same command again on all: "
+        "it goes on from the last checkpoint.",
+        hosts.EXIT_LOST,
+    )
+
+
 def _join_processes(settings: Settings) -> None:
-    hosts.start(settings.coordinator_address, settings.num_processes, settings.process_id)
+    several = (settings.coordinator_address, settings.num_processes, settings.process_id)
+    hosts.start(*several, lost=_leave_lost)
     if not hosts.is_first():  # it speaks by its errors alone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
