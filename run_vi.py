@@ -227,6 +227,10 @@ def refuse_flags_of_other_methods(settings: Settings) -> None:
             raise UserError(
                 f"{given[0]} is for --vi_family={' or '.join(families)}, not {settings.vi_family}."
             )
+    if settings.prior_from and (settings.kl == "forward" or settings.learn_prior_scale != "None"):
+        raise UserError(
+            "prior_from leaves the prior as it is: with kl=reverse, and nothing learned."
+        )
     if settings.mean_init_checkpoint and settings.init_checkpoint:
         raise UserError("Give mean_init_checkpoint or init_checkpoint, not both.")
 

@@ -5,15 +5,11 @@ python sweep_temperatures.py --script=run_hmc --temperatures=0.1,0.3,1,3 \\
 """
 
 import pathlib
-import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import files, script_utils, tasks
+from haiku_posteriors.utils import files, script_utils, subruns, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
-from haiku_posteriors.utils.logging_utils import tell
 from haiku_posteriors.utils.report import temperature_sweep
 from haiku_posteriors.utils.settings import Settings
 
@@ -40,30 +36,18 @@ def read_temperatures(texts: Sequence[str]) -> list[float]:
     return found
 
 
-def run_at(script: str, flags: Sequence[str], temperature: float, folder: pathlib.Path) -> None:
-    """Starts the script; a finished run is there already, and is only read."""
-    if (folder / "summary.json").is_file():
-        return
-    tell(f"Temperature {temperature:g}, in {folder} ...")
-    command = [*flags, f"--temperature={temperature!r}", f"--dir={folder}"]
-    code = subprocess.run([sys.executable, str(SCRIPTS / f"{script}.py"), *command]).returncode
-    if code:
-        raise UserError(f"{script}.py ended with exit code {code} at temperature {temperature:g}.")
-
-
 def run(settings: Settings) -> None:
     """Runs what is not there yet, and writes the report."""
     tasks.show_if_asked(settings)
     directory = pathlib.Path(settings.dir)
     files.refuse_unusable(directory)
     temperatures = read_temperatures(settings.temperatures)
-    flags = shlex.split(settings.flags)
-    for name in OWN_FLAGS:
-        if any(flag.lstrip("-").split("=")[0] == name for flag in flags):
-            raise UserError(f"--{name} is set by the sweep, and cannot be among --flags.")
+    flags = subruns.split_flags(settings.flags, OWN_FLAGS, "sweep")
     folders = {t: directory / f"temperature_{t:g}" for t in temperatures}
     for temperature, folder in folders.items():
-        run_at(settings.script, flags, temperature, folder)
+        own = [*flags, f"--temperature={temperature!r}"]
+        script = SCRIPTS / f"{settings.script}.py"
+        subruns.finish(script, own, folder, f"temperature {temperature:g}")
     temperature_sweep.write(directory, folders)
 
 

@@ -112,6 +112,8 @@ class LogJoint:
     def sample_prior(self, rng_key: jax.Array) -> Params:
         """A draw of the random parameters from p(w), `None` for the point estimates."""
         random = dict(self.random_shapes)
+        if self.prior.is_whole:
+            return self.prior.sample(rng_key, random)
         own = random.pop(likelihoods.PARAMETER_GROUP, None)
         drawn = self.prior.sample(jax.random.fold_in(rng_key, 0), random)
         if jax.tree.leaves(own):
@@ -129,6 +131,9 @@ class LogJoint:
           scale: their standard deviations, likewise.
           drawn: a draw of them, likewise.
         """
+        if self.prior.precisions is not None:
+            squares = jax.tree.map(lambda s, p: p * s**2, scale, self.prior.precisions(scale))
+            return self.log_prior(mean) - trees.total(squares) / 2
         if self.prior.family != "gaussian":
             return self.log_prior(drawn)
         scale, group = dict(scale), likelihoods.PARAMETER_GROUP
@@ -153,6 +158,8 @@ class LogJoint:
 
     def _log_prior_densities(self, params: Params) -> Params:
         random = dict(self.partition(params)[0])
+        if self.prior.is_whole:
+            return self.prior.log_densities(random)
         own = random.pop(likelihoods.PARAMETER_GROUP, None)
         densities = self.prior.log_densities(random)
         return (densities, self.likelihood.log_prior(own)) if jax.tree.leaves(own) else densities

@@ -33,14 +33,18 @@ class Family(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """A distribution over a parameter pytree, independent between parameters.
+    """A distribution over a parameter pytree.
 
     Attributes:
       log_density: params -> scalar, the sum over all parameters.
-      log_densities: params -> each parameter's own log-density, in the shape of `params`.
+      log_densities: params -> each parameter's own log-density, in the shape of `params`; where
+        parameters are correlated, terms of the same sum.
       sample: (rng_key, params) -> a draw in the shape of `params`.
       scale: leaf name -> the standard deviation s of that leaf's parameters.
       family: the name of the family of unit variance, for methods that know closed forms.
+      is_whole: whether the likelihood's own parameters are among its parameters.
+      precisions: params -> 1 / variance of each, of Gaussians that are independent but not of mean
+        0 and one variance a leaf; None for all others.
     """
 
     log_density: Callable[[Params], jax.Array]
@@ -48,6 +52,8 @@ class Prior(NamedTuple):
     sample: Callable[[jax.Array, Params], Params]
     scale: Callable[[str], float]
     family: str
+    is_whole: bool = False
+    precisions: Callable[[Params], Params] | None = None
 
 
 def gaussian() -> Family:

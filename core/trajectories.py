@@ -203,6 +203,8 @@ def overdispersed_params(rng_key: jax.Array, log_joint: LogJoint) -> Params:
         return jnp.clip(leaf, -limit, limit)
 
     params = log_joint.init(jax.random.fold_in(rng_key, 0))
+    if log_joint.prior.is_whole:  # its draws are starts, see `problem.build_log_joint`
+        return params
     random, point_estimates = log_joint.partition(params)
     random = dict(random)
     own = {key: random.pop(key) for key in list(random) if key == likelihoods.PARAMETER_GROUP}

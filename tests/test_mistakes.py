@@ -490,6 +490,17 @@ MISTAKES = {
         "--run=hmc --inputs=good.npz --output=p.csv --quantiles=2": "must be numbers between 0",
     },
     list_runs: {"nowhere": "There is no folder nowhere"},
+    run_smc: {
+        "--prior_from=nowhere": "There is no run folder nowhere",
+        "--prior_from=hmc --weight_decay=3": "Give weight_decay or prior_from",
+        "--prior_from=hmc --temperature=0.5": "prior_from is for temperature 1",
+        "--prior_from=hmc --model_name=mlp_20_20": "is not of this network",
+        "--prior_from=nonsense.safetensors": "is damaged or no safetensors file",
+        "--prior_from=other_network.safetensors": "A prior has no 'hidden_0'",
+        "--train_part=6/5": "train_part is a number of so many",
+        "--train_part=1": "train_part is a number of so many",
+        "--train_part=1/9999": "do not make 9999 parts",
+    },
     run_laplace: {
         "": "Give the folder of the finished run",
         "--run=nowhere": "There is no run folder nowhere",

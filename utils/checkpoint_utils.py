@@ -194,6 +194,14 @@ def load_starts(
     return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_chains, *leaf.shape[1:])), params)
 
 
+def load_newest_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
+    """All arrays of the newest checkpoint of a run, by name."""
+    candidates = _checkpoints(directory / "checkpoints")
+    if not candidates:
+        raise UserError(f"{directory} holds no checkpoints.")
+    return load_tensors(candidates[0])[0]
+
+
 def load_part(directory: pathlib.Path, part: str, template: Params) -> Params:
     """A part of the newest checkpoint's state, such as `variational`.
 

@@ -76,6 +76,14 @@ DATA = (
         lower_bound=1,
     ),
     Flag(
+        "train_part",
+        "string",
+        None,
+        "K/N: the K-th of N parts of the training rows, which are dealt out one by one; J-K/N: "
+        "parts J to K.",
+        "all",
+    ),
+    Flag(
         "task",
         "enum",
         None,
@@ -138,6 +146,12 @@ MODEL = (
     ),
     Flag("prior_mixture_ratio", "float", 10.0, "scale_mixture: wide std over narrow std.", above=0),
     Flag("prior_degrees_of_freedom", "float", 5.0, "student_t: degrees of freedom.", above=2),
+    Flag(
+        "prior_from",
+        "path",
+        None,
+        "Folder of a finished run, whose posterior is the prior in place of all of the above.",
+    ),
     Flag(
         "likelihood",
         "enum",

@@ -137,6 +137,24 @@ def load(
     )
 
 
+def take_part(dataset: Dataset, part: str) -> Dataset:
+    """One of the parts in which training rows arrive, as in '2/5', or several, as in '1-3/5'.
+
+    Rows are dealt out one by one: the parts are alike, in whatever order the rows are stored. Test
+    rows, and the statistics for scaling, are those of the whole.
+    """
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?/(\d+)", part)
+    first, last, count = (int(n or match[1]) for n in match.groups()) if match else (0, 0, 0)
+    if not 1 <= first <= last <= count:
+        raise UserError(f"train_part is a number of so many, as in 2/5 or 1-3/5, not '{part}'.")
+    num_rows = len(dataset.y_train)
+    if count > num_rows:
+        raise UserError(f"{num_rows} training rows do not make {count} parts.")
+    position = np.arange(num_rows) % count
+    rows = np.flatnonzero((position >= first - 1) & (position < last))
+    return dataset._replace(x_train=take_rows(dataset.x_train, rows), y_train=dataset.y_train[rows])
+
+
 def from_arrays(
     x_train: npt.ArrayLike | Mapping[str, npt.ArrayLike] | tuple[npt.ArrayLike, ...],
     y_train: npt.ArrayLike,

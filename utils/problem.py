@@ -6,6 +6,7 @@ Flags make a `Problem`, so does the flags.json of a run's folder, and so does Py
 """
 
 import dataclasses
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,9 +16,10 @@ import numpy as np
 
 from haiku_posteriors.core import likelihoods, priors, trees
 from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.gaussian_priors import make_gaussian_prior
 from haiku_posteriors.core.likelihoods import Likelihood
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
-from haiku_posteriors.utils import data_utils, models
+from haiku_posteriors.utils import data_utils, models, run_priors
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.datasets import own_tables
 from haiku_posteriors.utils.datasets.forms import DataForm
@@ -38,6 +40,7 @@ class Problem:
     dataset_name: str = "toy_regression"
     data_dir: str | None = None
     subset_train_to: int | None = None
+    train_part: str | None = None
     task: str | None = None
     target: tuple[str, ...] | None = None
     split: str | None = None
@@ -55,6 +58,7 @@ class Problem:
     prior_mixture_weight: float = 0.5
     prior_mixture_ratio: float = 10.0
     prior_degrees_of_freedom: float = 5.0
+    prior_from: str | None = None
     likelihood: str | None = None
     noise_std: float | None = None
     learn_noise: bool | None = None
@@ -69,6 +73,13 @@ class Problem:
         for name, value in own.items():
             own[name] = tuple(value) if isinstance(value, list) else value
         return cls(**own)
+
+    def in_folder(self, folder: pathlib.Path) -> "Problem":
+        """The same, with the copy of its prior that a run's folder keeps, if it does."""
+        path = folder / run_priors.NAME
+        if self.prior_from is None or not path.is_file():
+            return self
+        return dataclasses.replace(self, prior_from=str(path))
 
     @property
     def table_options(self) -> TableOptions:
@@ -107,7 +118,7 @@ def check_precision(problem: Problem) -> None:
 def load_data(problem: Problem) -> Dataset:
     """The data set of a problem, in the precision it asks for."""
     check_precision(problem)
-    return data_utils.load(
+    dataset = data_utils.load(
         problem.dataset_name,
         problem.data_dir,
         problem.subset_train_to,
@@ -116,6 +127,7 @@ def load_data(problem: Problem) -> Dataset:
         np.float64 if problem.use_float64 else np.float32,
         problem.table_options,
     )
+    return data_utils.take_part(dataset, problem.train_part) if problem.train_part else dataset
 
 
 def complete(problem: Problem, form: DataForm, known_noise_std: float | None = None) -> Problem:
@@ -170,7 +182,21 @@ def build_log_joint(
         stochastic_params=problem.stochastic_params,
     )
     _refuse_groups_of_nothing(groups, log_joint)
-    return log_joint
+    return log_joint if problem.prior_from is None else _with_prior_from(problem, log_joint)
+
+
+def _with_prior_from(problem: Problem, log_joint: LogJoint) -> LogJoint:
+    """The same with an earlier run's posterior as its prior, which it also starts from."""
+    assert problem.prior_from is not None
+    if problem.temperature != 1:
+        raise UserError(
+            "prior_from is for temperature 1: a tempered posterior is no prior of further data."
+        )
+    gaussian, _ = run_priors.load(pathlib.Path(problem.prior_from), log_joint)
+    replaced = dataclasses.replace(log_joint, prior=make_gaussian_prior(gaussian))
+    return dataclasses.replace(
+        replaced, init=lambda rng_key: run_priors.start_from(gaussian, replaced, rng_key)
+    )
 
 
 def _make_likelihood(problem: Problem, form: DataForm) -> Likelihood:

@@ -15,7 +15,16 @@ from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
-from haiku_posteriors.utils import cmd_args_utils, devices, files, hosts, locks, models, problem
+from haiku_posteriors.utils import (
+    cmd_args_utils,
+    devices,
+    files,
+    hosts,
+    locks,
+    models,
+    problem,
+    run_priors,
+)
 from haiku_posteriors.utils import settings as settings_table
 from haiku_posteriors.utils.data_utils import Dataset, fingerprint
 from haiku_posteriors.utils.draws import draws_per_block
@@ -42,6 +51,11 @@ HARMLESS_FLAGS = {
     *("mesh", "coordinator_address", "num_processes", "process_id"),
 }
 
+PRIOR_FLAGS = (
+    *("weight_decay", "prior_family", "prior_group", "prior_mixture_weight"),
+    *("prior_mixture_ratio", "prior_degrees_of_freedom"),
+)
+
 
 class Task(NamedTuple):
     """What a script works on.
@@ -63,11 +77,13 @@ def load_task(method: str, settings: Settings) -> Task:
     """Reads the data, fills in every flag that depends on them, and builds the log-joint."""
     if settings.dir:
         files.refuse_unusable(pathlib.Path(settings.dir))
+    _refuse_two_priors(settings)
     settings = settings_table.resolve(method, settings)
     known_noise = settings_table.KNOWN_NOISE_STD.get(settings.dataset_name)
-    chosen, dataset, log_joint = problem.load_problem(
-        Problem.from_mapping(settings.values), known_noise
-    )
+    described = Problem.from_mapping(settings.values)
+    if settings.dir:  # a run that goes on has its prior with it
+        described = described.in_folder(pathlib.Path(settings.dir))
+    chosen, dataset, log_joint = problem.load_problem(described, known_noise)
     # `local` is exact for dense layers, and of less variance; convolutions come with images.
     is_table = all(leaf.ndim == 2 for leaf in jax.tree.leaves(dataset.x_train))
     estimator = "local" if is_table else "reparameterization"
@@ -82,6 +98,12 @@ def load_task(method: str, settings: Settings) -> Task:
     num_chains = values.get("num_chains", values.get("num_members", 1))
     devices.choose_mesh(values.get("mesh"), num_chains, values.get("deterministic_sums", False))
     return Task(method, settings, dataset, log_joint)
+
+
+def _refuse_two_priors(settings: Settings) -> None:
+    given = [name for name in PRIOR_FLAGS if settings.was_given(name)]
+    if settings.prior_from is not None and given:
+        raise UserError(f"Give {given[0]} or prior_from, which is a prior of its own, not both.")
 
 
 def load_task_of_run(
@@ -242,6 +264,8 @@ def execute(
         flush=True,
     )
     problem_files.write(directory, describe(task, num_chains, loop.get("num_draws", 1)))
+    if settings.prior_from is not None:
+        _keep_prior(directory, settings.prior_from, task.log_joint)
     if settings.prior_predictive:
         path = directory / "prior_predictive.png"
         prior_predictive.draw(path, task.log_joint, dataset, settings.seed)
@@ -311,6 +335,15 @@ def execute(
         print(f"Pictures: {', '.join(map(str, drawn))}")
     print(f"The report is {report}.")
     locks.release(directory)
+
+
+def _keep_prior(directory: pathlib.Path, path: str, log_joint: LogJoint) -> None:
+    """Copies the prior to where the draws are, unless it is there, and says what it is."""
+    own = directory / run_priors.NAME
+    found = own if own.is_file() else pathlib.Path(path)
+    gaussian, sentence = run_priors.load(found, log_joint)
+    run_priors.save(directory, gaussian, sentence)
+    print(sentence, flush=True)
 
 
 def _judge(

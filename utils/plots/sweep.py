@@ -1,12 +1,19 @@
-"""Curves over the temperature of the posterior."""
+"""Curves over the temperature of the posterior, and over the parts of a stream of data."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from haiku_posteriors.core.judging.bootstrap import Estimate
-from haiku_posteriors.utils.plots.style import BLUE, GREY, new_panels, save
+from haiku_posteriors.utils.plots.style import (
+    BLUE,
+    GREY,
+    RUN_COLOURS,
+    name_lines,
+    new_panels,
+    save,
+)
 
 
 def temperature_curves(
@@ -29,4 +36,27 @@ def temperature_curves(
         axis.errorbar(temperatures, values, errors, color=BLUE, fmt="o-", capsize=3, lw=1.8)
         axis.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
         axis.set(xscale="log", title=f"{label} (±2 standard errors)")
+    save(figure, path)
+
+
+def part_curves(
+    path: pathlib.Path,
+    results: Mapping[str, Sequence[Mapping[str, Estimate]]],
+    shown: Mapping[str, str],
+) -> None:
+    """One panel a number, a line for each kind of training, against the parts seen.
+
+    Args:
+      path: file to write.
+      results: by kind of training, numbers after each part.
+      shown: labels of the numbers to draw.
+    """
+    figure, axes = new_panels(len(shown), width=4.2, height=3.4, x_label="parts seen")
+    for axis, (key, label) in zip(axes, shown.items(), strict=True):
+        for colour, (kind, numbers) in zip(RUN_COLOURS[1:], results.items(), strict=False):
+            values = [found[key].value for found in numbers]
+            parts = np.arange(1, len(values) + 1)
+            axis.plot(parts, values, "o-", color=colour, label=kind, lw=1.8, markersize=4)
+        axis.set(title=label, xticks=parts)
+    name_lines(figure, axes[0])
     save(figure, path)

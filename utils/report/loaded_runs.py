@@ -307,7 +307,7 @@ def load_run(
     found = problem_files.find_network(stored) if network is None else network
     if not allow_changed_network:
         problem_files.refuse_changed_network(folder, stored, found)
-    log_joint = problem.build_log_joint(stored.problem, stored.form, found)
+    log_joint = problem.build_log_joint(stored.problem.in_folder(folder), stored.form, found)
     return LoadedRun(
         stored,
         log_joint,

@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 # Flags that decide which rows were trained and tested on.
 DATA_FLAGS = (
-    *("dataset_name", "subset_train_to", "standardize", "task", "inputs"),
+    *("dataset_name", "subset_train_to", "train_part", "standardize", "task", "inputs"),
     *("target", "split", "split_seed", "categorical", "ignore"),
 )
 # Flags that decide which posterior these rows give.
 POSTERIOR_FLAGS = (
     *("model_name", "likelihood", "noise_std", "learn_noise", "weight_decay", "prior_family"),
     *("prior_group", "prior_mixture_weight", "prior_mixture_ratio", "prior_degrees_of_freedom"),
-    *("temperature", "stochastic_params"),
+    *("prior_from", "temperature", "stochastic_params"),
 )
 # What the files of a run must have for these to be read.
 FLAGS_NEEDED = dict.fromkeys(("method", "dataset_name", "model_name", "use_float64"), object)

@@ -23,7 +23,7 @@ Predictor = Callable[[Inputs, np.ndarray | None], Predictions]
 
 def problem_of_run(run: OpenedRun, data_dir: str | None) -> Problem:
     """The problem that a run solved; its data are looked for in `data_dir` if that is given."""
-    described = Problem.from_mapping(run.flags)
+    described = Problem.from_mapping(run.flags).in_folder(run.path)
     return described if data_dir is None else dataclasses.replace(described, data_dir=data_dir)
 
 

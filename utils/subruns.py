@@ -1,0 +1,40 @@
+"""Runs that a script starts as programs of their own; those that are finished are left alone."""
+
+import pathlib
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.utils.logging_utils import tell
+
+
+def split_flags(text: str, reserved: Sequence[str], owner: str) -> list[str]:
+    """Flags in quotes, for every run; refuses those that `owner` sets itself."""
+    try:
+        flags = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--flags cannot be read: {error}.") from error
+    for name in reserved:
+        if any(flag.lstrip("-").split("=")[0] == name for flag in flags):
+            raise UserError(f"--{name} is set by the {owner}, and cannot be among --flags.")
+    return flags
+
+
+def finish(script: pathlib.Path, flags: Sequence[str], folder: pathlib.Path, title: str) -> None:
+    """Starts a script in `folder`; a run that is finished there is left as it is.
+
+    Args:
+      script: its file.
+      flags: all but --dir.
+      folder: of the run.
+      title: what the run is called.
+    """
+    if (folder / "summary.json").is_file():
+        return
+    tell(f"{title}, in {folder} ...")
+    command = [sys.executable, str(script), *flags, f"--dir={folder}"]
+    code = subprocess.run(command).returncode
+    if code:
+        raise UserError(f"{script.name} ended with exit code {code} at {title}.")
