@@ -20,8 +20,7 @@ from haiku_posteriors.utils import checkpoint_utils
 from haiku_posteriors.utils.report import run_folders
 
 NAME = "prior.safetensors"  # in the folder of a run that was given one
-EXACT_METHODS = ("vi", "low_rank")
-EXACT, MATCHED = "exact", "moments"
+EXACT_METHODS = ("vi",)  # run_vi.py, mean-field or low_rank
 FIELDS = Gaussian._fields
 
 
