@@ -10,7 +10,7 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 from synthetic_runs import write_loadable_run
 
-from haiku_posteriors.utils import plans
+from haiku_posteriors.utils import plans, settings
 from haiku_posteriors.utils.problem import Problem
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "predict.md"
@@ -32,8 +32,8 @@ def folder(tmp_path, monkeypatch):
     )
     with (tmp_path / "houses.csv").open("w") as file:
         csv.writer(file).writerows([["age", "rooms", "colour", "price"], *rows])
-    for name in ("UPDATES", "SAMPLER_UPDATES", "TRANSITIONS"):
-        monkeypatch.setattr(plans, name, 12)
+    monkeypatch.setattr(plans, "TRANSITIONS", 12)
+    monkeypatch.setattr(settings, "MAX_UPDATES", 12)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
