@@ -1,13 +1,16 @@
-"""Distance to HMC of draws before and after refinement, over seeds, as a Markdown table.
+"""Distance to HMC of draws before and after refinement, repeated, as a Markdown table.
 
-python benchmarks/refinement.py --folder=runs/refinement --seeds=0,1,2
+python benchmarks/refinement.py --folder=runs/refinement --repeats=6
 
 Runs what is not in the folder yet (a run that was stopped goes on): one reference by HMC with its
-own draws of the floor, and for each seed every approximation once, without refinement. Its draws
-are then refined by `utils.stages.refine` in this process, for each number of gradients. Distance:
-W1 between function values at a test row and the reference's, averaged over rows and functions.
-Floor: that of as many draws of the reference itself, thinned evenly, from the rest. Seconds are
-processor seconds: of the run, and of the refinement with its compilation and its estimate of bias.
+own draws of the floor, and every approximation once, unrefined, with as many independent members as
+there are repeats, which share a compilation. Their draws are then refined by `utils.stages.refine`
+in this process, for each number of gradients. Distance: W1 between function values at a test row
+and the reference's, averaged over rows and functions; with --relative over the reference's standard
+deviation there. Floor: that of as many draws of the reference itself, thinned evenly, from the
+rest. Bound: the mean of the members' lower bounds of the log-evidence, which for several members is
+one of their mixture's. Seconds are processor seconds of a repeat: of the run, and of the refinement
+with its compilation and its estimate of bias.
 """
 
 import argparse
@@ -25,22 +28,23 @@ from tabulate import tabulate
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from haiku_posteriors.core.judging.distances import function_values, wasserstein
 from haiku_posteriors.core.judging.predictions import evenly
+from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import data_utils, devices, ensemble_utils
 from haiku_posteriors.utils.draws import DrawStore
 from haiku_posteriors.utils.report import loaded_runs
 from haiku_posteriors.utils.stages import refine
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
-LAYERWISE = ("run_vi.py", "--vi_family=layerwise")
-# A method is a line here; {n} is the number of draws. An ensemble's draws are its members.
+LAYERWISE = ("run_vi.py", "--vi_family=layerwise", "--num_evidence_draws=100")
+# A line is a method: the members of one repeat (0 for as many as draws), the script, its flags.
 METHODS = {
-    "mean-field": ("run_vi.py", "--vi_ensemble_size={n}", "--num_evidence_draws=200"),
-    "layerwise": (*LAYERWISE, "--vi_ensemble_size={n}"),
-    "layerwise_of_8": (*LAYERWISE, "--num_members=8", "--vi_ensemble_size={eighth}"),
-    "implicit": ("run_implicit.py", "--num_draws={n}"),
-    "ensemble": ("run_sgd.py", "--num_members={n}"),
+    "mean-field": (1, ("run_vi.py", "--num_evidence_draws=200"), "--vi_ensemble_size={draws}"),
+    "layerwise": (1, LAYERWISE, "--vi_ensemble_size={draws}"),
+    "layerwise of 8": (8, LAYERWISE, "--vi_ensemble_size={draws}"),
+    "implicit": (1, ("run_implicit.py",), "--num_draws={draws}"),
+    "ensemble": (0, ("run_sgd.py",), ""),
 }
-REFERENCE = ("run_hmc.py", "--num_iterations=1500", "--num_burn_in_iterations=300")
+REFERENCE = ("run_hmc.py",)  # which goes on until it has converged
 
 
 def run(script: str, *flags: str) -> float:
@@ -75,45 +79,55 @@ def floor(reference: np.ndarray, num_draws: int) -> float:
     return float(np.mean(found))
 
 
-def refined(
-    folder: pathlib.Path, dataset: data_utils.Dataset, num_gradients: int, seed: int
-) -> tuple[np.ndarray, float, dict]:
-    """Function values of a run's draws after refinement, its processor seconds, and its facts."""
+def repeated(
+    folder: pathlib.Path, num_repeats: int, num_draws: int
+) -> tuple[loaded_runs.LoadedRun, Params]:
+    """A finished run, and its draws, (repeats, draws, ...): those of as many members each."""
     loaded = loaded_runs.load_run(folder)
     draws = DrawStore(folder, loaded.log_joint.shapes, 0).load()
+
+    def divide(leaf: np.ndarray) -> np.ndarray:
+        return leaf.reshape(num_repeats, -1, *leaf.shape[2:])[:, :num_draws]
+
+    return loaded, jax.tree.map(divide, draws)
+
+
+def refined(
+    folder: pathlib.Path, dataset: data_utils.Dataset, draws: Params, num_gradients: int
+) -> tuple[Params, float]:
+    """Draws after refinement, and its processor seconds."""
     there = folder.with_name(f"{folder.name}_refined_{num_gradients}")
     there.mkdir(exist_ok=True)
-    started = time.process_time()
-    moved = refine.refine(
-        loaded.log_joint,
-        dataset,
-        draws,
-        refine.Refinement("mclmc", num_gradients),
-        seed=seed,
-        directory=there,
-        say=lambda sentence: print(sentence, file=sys.stderr, flush=True),
-    )
-    seconds = time.process_time() - started
     note = there / "seconds"
-    if not note.is_file():
-        note.write_text(str(seconds))
-    predict = ensemble_utils.make_predictor(loaded.log_joint, dataset.form)
-    test = devices.place_data(dataset.x_test, dataset.y_test, devices.make_mesh(1))
-    flat = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), moved)
-    outputs = predict(flat, test).outputs[0]
-    facts = json.loads((there / refine.FILE).read_text())
-    return values(dataset.form.task, outputs), float(note.read_text()), facts
+    is_new = not (there / refine.FILE).is_file()
+    before = float(note.read_text()) if note.is_file() else 0.0
+    started = time.process_time()
+    try:
+        moved = refine.refine(
+            loaded_runs.load_run(folder).log_joint,
+            dataset,
+            draws,
+            refine.Refinement("mclmc", num_gradients),
+            seed=0,
+            directory=there,
+            say=lambda sentence: print(sentence, file=sys.stderr, flush=True),
+        )
+    finally:  # a session that is stopped counts, too
+        if is_new:
+            note.write_text(str(before + time.process_time() - started))
+    return moved, float(note.read_text())
 
 
 def main() -> None:
-    """Prints the table, a line for each method, seed and number of gradients."""
+    """Prints the table, a line for each method and number of gradients."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("runs/refinement"))
-    parser.add_argument("--seeds", default="0,1,2,3,4,5")
+    parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--gradients", default="0,300,1000")
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--reference", type=pathlib.Path, help="a finished HMC run to compare with")
+    parser.add_argument("--relative", action="store_true", help="distances in deviations")
     parser.add_argument("--dataset_name", default="toy_regression")
     parser.add_argument("--data_dir")
     parser.add_argument("flags", nargs="*", help="of all scripts, after --")
@@ -126,33 +140,52 @@ def main() -> None:
         finished(reference_folder, *REFERENCE, *problem)
     with np.load(reference_folder / "predictions.npz") as file:
         reference = values(dataset.form.task, file["test_predictions"])
+    deviation = reference.std(axis=0)
+    if arguments.relative:
+        reference = reference / deviation
     least = floor(reference, arguments.draws)
     print(f"Floor of {arguments.draws} draws: {least:.3f}.", file=sys.stderr)
-    rows = []
+    test = devices.place_data(dataset.x_test, dataset.y_test, devices.make_mesh(1))
+    rows, repeats = [], arguments.repeats
     for name in arguments.methods.split(","):
-        script, *flags = METHODS[name]
-        eighth = -(-arguments.draws // 8)
-        flags = [flag.format(n=arguments.draws, eighth=eighth) for flag in flags]
-        for seed in arguments.seeds.split(","):
-            folder = arguments.folder / f"{name}_{seed}"
-            seconds = finished(folder, script, f"--seed={seed}", *flags, *problem)
-            evidence = folder / "evidence.json"
-            bound = json.loads(evidence.read_text())["value"] if evidence.is_file() else None
-            for gradients in map(int, arguments.gradients.split(",")):
-                if gradients:
-                    found, cost, facts = refined(folder, dataset, gradients, int(seed))
-                    shift = facts["bias"].get("predictions, mean", {}).get("value")
-                else:
-                    with np.load(folder / "predictions.npz") as file:
-                        found = values(dataset.form.task, file["test_predictions"])
-                    cost, shift = seconds, None
-                distance = float(wasserstein(found, reference).mean())
-                spread = float(np.median(found.std(axis=0) / reference.std(axis=0)))
-                row = [name, seed, gradients, bound, distance, distance / least, spread]
-                rows.append([*row, shift, cost])
-                print(rows[-1], file=sys.stderr, flush=True)
-    header = ["", "seed", "gradients", "bound", "distance", "/ floor", "spread", "shift", "seconds"]
-    print(tabulate(rows, header, tablefmt="github", floatfmt=".3g"))
+        group, (script, *flags), drawn = METHODS[name]
+        members = repeats * (group or arguments.draws)
+        per_member = -(-arguments.draws // (group or arguments.draws))
+        flags += [f"--num_members={members}", *([drawn.format(draws=per_member)] if drawn else [])]
+        folder = arguments.folder / name.replace(" ", "_")
+        seconds = finished(folder, script, *flags, *problem)
+        evidence = folder / "evidence.json"
+        bounds = None
+        if evidence.is_file():
+            each = json.loads(evidence.read_text())["values"]
+            bounds = np.reshape(each, (repeats, -1)).mean(axis=1)
+        loaded, draws = repeated(folder, repeats, per_member * (group or arguments.draws))
+        predict = ensemble_utils.make_predictor(loaded.log_joint, dataset.form)
+        for gradients in map(int, arguments.gradients.split(",")):
+            moved, cost = (
+                (draws, seconds) if not gradients else refined(folder, dataset, draws, gradients)
+            )
+            outputs = predict(moved, test).outputs
+            found = [values(dataset.form.task, repeat) for repeat in outputs]
+            if arguments.relative:
+                found = [repeat / deviation for repeat in found]
+            distances = [float(wasserstein(repeat, reference).mean()) for repeat in found]
+            spread = np.median([r.std(axis=0) / reference.std(axis=0) for r in found])
+            rows.append(
+                [
+                    name,
+                    gradients,
+                    "" if bounds is None else " ".join(f"{b:.1f}" for b in bounds),
+                    " ".join(f"{d:.3f}" for d in sorted(distances)),
+                    np.mean(distances) / least,
+                    max(distances) / least,
+                    spread,
+                    cost / repeats,
+                ]
+            )
+            print(rows[-1], file=sys.stderr, flush=True)
+    header = ["", "gradients", "bound", "distance", "mean / floor", "worst / floor"]
+    print(tabulate(rows, [*header, "spread", "seconds"], tablefmt="github", floatfmt=".3g"))
 
 
 if __name__ == "__main__":
