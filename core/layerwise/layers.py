@@ -9,7 +9,6 @@ are more than asked for, some of them enter the regression, others for every row
 Networks are not rewritten: calls are intercepted, as in `core.networks.noisy_layers`.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -64,11 +63,10 @@ class Shape(NamedTuple):
     def features(self, module: Any, inputs: jax.Array) -> jax.Array:
         """F: what meets the weights at the chosen positions, times the scales; (rows, D)."""
         if isinstance(module, hk.Linear):
-            met = inputs
+            met = self.chosen(inputs)
         else:
             geometry = convolutions.geometry_of(module, inputs)
-            met = patches(inputs, module.kernel_shape, geometry)
-        met = self.chosen(met)
+            met = patches(inputs, module.kernel_shape, geometry, self.positions)
         ones = jnp.ones((len(met), int(self.has_bias)), met.dtype)
         return jnp.concatenate([met, ones], axis=1) * self.scales.astype(met.dtype)
 
@@ -172,17 +170,38 @@ def walk(
 
 
 def patches(
-    inputs: jax.Array, kernel_shape: tuple[int, ...], geometry: convolutions.Geometry
+    inputs: jax.Array,
+    kernel_shape: tuple[int, ...],
+    geometry: convolutions.Geometry,
+    positions: np.ndarray,
 ) -> jax.Array:
-    """What a kernel meets at each position, (rows, space, kernel x channels), in w's order."""
-    room = [(0, 0), *(padding for _, _, padding in geometry), (0, 0)]
-    padded = jnp.pad(inputs, room)
-    pieces = []
-    for offsets in itertools.product(*map(range, kernel_shape)):
-        window = [slice(None)]
-        for axis, (offset, (stride, rate, _)) in enumerate(zip(offsets, geometry, strict=True)):
-            extent = (kernel_shape[axis] - 1) * rate + 1
-            first = offset * rate
-            window.append(slice(first, first + padded.shape[axis + 1] - extent + 1, stride))
-        pieces.append(padded[tuple(window)])
-    return jnp.concatenate(pieces, axis=-1)
+    """What a kernel meets at some positions, in the order of w's own axes.
+
+    One gather of what is asked for: patches at all positions are the kernel's size times as many
+    numbers as the inputs, and took minutes to compile where each offset was a slice of its own.
+
+    Args:
+      inputs: (rows, space, channels).
+      kernel_shape: of the convolution.
+      geometry: likewise.
+      positions: which of each row's outputs, counted through space, (rows, chosen).
+
+    Returns:
+      (rows x chosen, kernel x channels).
+    """
+    padded = jnp.pad(inputs, [(0, 0), *(padding for _, _, padding in geometry), (0, 0)])
+    extents = [
+        (length - (size - 1) * rate - 1) // stride + 1
+        for length, size, (stride, rate, _) in zip(
+            padded.shape[1:-1], kernel_shape, geometry, strict=True
+        )
+    ]
+    first = np.unravel_index(positions, extents)
+    offsets = np.meshgrid(*map(np.arange, kernel_shape), indexing="ij")
+    places = [
+        stride * start[..., None] + rate * offset.ravel()
+        for start, offset, (stride, rate, _) in zip(first, offsets, geometry, strict=True)
+    ]
+    rows = np.arange(len(positions))[:, None, None]
+    met = padded[(rows, *places)]  # (rows, chosen, kernel, channels)
+    return met.reshape(positions.size, -1)
