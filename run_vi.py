@@ -4,6 +4,7 @@ python run_vi.py                                    embedded toy regression, a m
 python run_vi.py --vi_estimator=flipout             noise of other signs for every row
 python run_vi.py --vi_family=low_rank --vi_rank=20  a Gaussian of low rank plus a diagonal
 python run_vi.py --vi_family=layerwise              layers drawn given the layers before
+python run_vi.py --vi_family=layerwise --anneal_steps=16   a tighter bound, better draws
 python run_vi.py --method=mc_dropout --dropout_rate=0.1
 python run_vi.py --method=map
 python run_vi.py --vi_ensemble_size=100 --refine=mclmc   each draw moved to the posterior
@@ -34,7 +35,14 @@ from haiku_posteriors.utils import (
 from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
 from haiku_posteriors.utils.report import training
 from haiku_posteriors.utils.settings import Settings
-from haiku_posteriors.utils.stages import bound, layerwise, local_scales, refine, variational
+from haiku_posteriors.utils.stages import (
+    anneal,
+    bound,
+    layerwise,
+    local_scales,
+    refine,
+    variational,
+)
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
@@ -64,6 +72,13 @@ VI_FLAGS = (
         None,
         "Draws for the final ELBO on all data; 0 for none.",
         "200 for small networks, 0 for mean-field VI and large ones",
+        lower_bound=0,
+    ),
+    Flag(
+        "anneal_steps",
+        "integer",
+        0,
+        "Annealed Hamiltonian steps of every draw, with learned sizes; they tighten the bound.",
         lower_bound=0,
     ),
     Flag(
@@ -265,8 +280,12 @@ def report_prior_scales(directory: pathlib.Path, result: RunResult) -> None:
 def final_draws(
     task: Task, directory: pathlib.Path, method: Method, family: Family | None
 ) -> Callable[[State, Params], Params] | None:
-    """What happens to the draws of the end: members bounded and weighed, draws refined."""
-    stages = [bound.stage(task, directory, method, family), refine.stage(task, directory)]
+    """What happens to draws at the end: members bounded and weighed, draws annealed, refined."""
+    stages = [
+        bound.stage(task, directory, method, family),
+        anneal.stage(task, directory, family),
+        refine.stage(task, directory),
+    ]
     asked = [stage for stage in stages if stage]
 
     def change(state: State, draws: Params) -> Params:
@@ -280,6 +299,7 @@ def final_draws(
 def run(settings: Settings) -> None:
     """Fits the members and leaves the run in its folder."""
     refuse_flags_of_other_methods(settings)
+    anneal.check(settings)
     settings = variational.begin(settings)
     is_layerwise = settings.method == "vi" and settings.vi_family == "layerwise"
     task = complete(tasks.load_task("layerwise" if is_layerwise else settings.method, settings))

@@ -55,6 +55,15 @@ class Family(Protocol):
     def log_density(self, q: Posterior, params: Params) -> jax.Array:
         """log q(w), exact, a scalar."""
 
+    def noise_like(self, q: Posterior) -> Params:
+        """Arrays or shapes of the standard normal noise x that makes one draw."""
+
+    def transport(self, q: Posterior, noise: Params) -> tuple[Params, jax.Array]:
+        """w as a function of x, and log N(x; 0, I) - log q(w), a scalar.
+
+        Where the map is a bijection, the second is the log-determinant of its Jacobian.
+        """
+
 
 def log_mixture_density(
     family: Family, members: Posterior, weights: jax.Array, params: Params

@@ -117,6 +117,18 @@ class LowRankFamily(NamedTuple):
         logs = trees.total(jax.tree.map(jnp.log, scale)) + _half_log_det(triangle)
         return -squares / 2 - logs - 0.5 * math.log(2 * math.pi) * trees.size(random)
 
+    def noise_like(self, q: LowRank) -> tuple[jax.Array, Params]:
+        """Shapes of z and e of a draw."""
+        rank = jax.tree.leaves(q.factor)[0].shape[0]
+        return jnp.zeros(rank, jax.tree.leaves(q.mean)[0].dtype), q.mean
+
+    def transport(self, q: LowRank, noise: tuple[jax.Array, Params]) -> tuple[Params, jax.Array]:
+        """w from standard normal x = (z, e), and log N(x; 0, I) - log q(w); x has R more."""
+        drawn = self._draw_at(q, jax.tree.map(lambda leaf: leaf[None], noise), 0)[1]
+        squares = trees.total(jax.tree.map(jnp.square, noise))
+        log_normal = -(squares + trees.size(noise) * math.log(2 * math.pi)) / 2
+        return drawn, log_normal - self.log_density(q, drawn)
+
     def evidence_terms(
         self, rng_key: jax.Array, q: LowRank, data: Data, num_samples: int
     ) -> tuple[ElboTerms, Params]:

@@ -168,6 +168,16 @@ class MeanFieldFamily(NamedTuple):
         random = self.log_joint.partition(params)[0]
         return trees.total(jax.tree.map(log_normal, random, q.mean, scale))
 
+    def noise_like(self, q: VariationalParams) -> Params:
+        """Shapes of the noise of a draw."""
+        return q.mean
+
+    def transport(self, q: VariationalParams, noise: Params) -> tuple[Params, jax.Array]:
+        """w = mu + sigma x from standard normal noise x, and log N(x; 0, I) - log q(w)."""
+        scale = jax.tree.map(jax.nn.softplus, q.raw_scale)
+        random = jax.tree.map(lambda m, s, e: m + s * e, q.mean, scale, noise)
+        return trees.merge(random, q.point), trees.total(jax.tree.map(jnp.log, scale))
+
     def evidence_terms(
         self, rng_key: jax.Array, q: VariationalParams, data: Data, num_samples: int
     ) -> tuple[ElboTerms, Params]:

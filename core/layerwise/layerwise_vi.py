@@ -70,6 +70,15 @@ class LayerwiseFamily(NamedTuple):
         """log q(w), exact."""
         return posteriors.log_density(self.log_joint, self.shapes, q, params)
 
+    def noise_like(self, q: Layerwise) -> Params:
+        """Shapes of the noise of a draw."""
+        return posteriors.noise_like(self.shapes, q)
+
+    def transport(self, q: Layerwise, noise: Params) -> tuple[Params, jax.Array]:
+        """w from standard normal noise x, and log N(x; 0, I) - log q(w)."""
+        drawn = posteriors.draw(self.log_joint, self.shapes, q, noise)
+        return drawn.params, drawn.log_volume
+
     def evidence_terms(
         self, rng_key: jax.Array, q: Layerwise, data: Data, num_samples: int
     ) -> tuple[ElboTerms, Params]:
@@ -96,7 +105,7 @@ class LayerwiseFamily(NamedTuple):
         return jax.vmap(terms)(noise)
 
     def _noise(self, rng_key: jax.Array, q: Layerwise, count: int) -> Params:
-        like = posteriors.noise_like(self.shapes, q)
+        like = self.noise_like(q)
         stacked = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), like)
         return trees.normal_like(rng_key, stacked)
 

@@ -72,11 +72,13 @@ class Draw(NamedTuple):
       params: w, all parameters.
       log_prior: E[log p(w)] / T, layer by layer over the layer's own weights.
       entropy: likewise.
+      log_volume: log N(noise; 0, I) - log q(w) at this draw.
     """
 
     params: Params
     log_prior: jax.Array
     entropy: jax.Array
+    log_volume: jax.Array
 
 
 def initial(
@@ -217,6 +219,7 @@ def draw(log_joint: LogJoint, shapes: Shapes, q: Layerwise, noise: Params) -> Dr
         (
             log_joint.expected_log_prior(q.rest.mean, scale, drawn) / temperature,
             vi.entropy(scale),
+            trees.total(jax.tree.map(jnp.log, scale)),
         )
     ]
     outputs = _pseudo_outputs(log_joint, shapes, q)
@@ -224,14 +227,17 @@ def draw(log_joint: LogJoint, shapes: Shapes, q: Layerwise, noise: Params) -> Dr
 
     def visit(shape: Shape, features: jax.Array, call: Call) -> jax.Array:
         regression = _regression(features, outputs[shape.module], q.pseudo[shape.module])
-        found[shape.module] = shape.to_parameters(regression.draw(noise["layers"][shape.module]))
+        own_noise = noise["layers"][shape.module]
+        standardised = regression.draw(own_noise)
+        found[shape.module] = shape.to_parameters(standardised)
         size = shape.num_weights * shape.num_units
         volume = shape.num_units * float(np.sum(np.log(shape.scales)))
         # log p(w) / T = -|x|^2 / 2 - (volume - D log sqrt(T) + D / 2 log 2 pi) / T
         constant = volume + size * (LOG_2_PI - math.log(temperature)) / 2
         log_prior = -regression.second_moment / 2 - constant / temperature
         entropy = volume + (size * (1 + LOG_2_PI) - regression.log_det) / 2
-        terms.append((log_prior, entropy))
+        log_volume = volume + regression.log_volume(own_noise, standardised)
+        terms.append((log_prior, entropy, log_volume))
         return call(found[shape.module])
 
     # Zeros in place of what is not drawn yet: Haiku asks for every parameter.
@@ -240,8 +246,8 @@ def draw(log_joint: LogJoint, shapes: Shapes, q: Layerwise, noise: Params) -> Dr
     )
     base = trees.merge(trees.merge(drawn, q.rest.point), later)
     layers.walk(log_joint.network, base, q.inducing_inputs, shapes, visit)
-    log_prior, entropy = (sum(part[1:], part[0]) for part in zip(*terms, strict=True))
-    return Draw({**base, **found}, log_prior, entropy)
+    sums = (sum(part[1:], part[0]) for part in zip(*terms, strict=True))
+    return Draw({**base, **found}, *sums)
 
 
 def log_density(log_joint: LogJoint, shapes: Shapes, q: Layerwise, params: Params) -> jax.Array:

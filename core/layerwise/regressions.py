@@ -68,6 +68,14 @@ class Regression(NamedTuple):
         solved = _times(self.factor.mT, _times(self.factor, inner))
         return self.mean + e + self.features.T @ (self.root * solved)
 
+    def log_volume(self, noise: dict[str, jax.Array], weights: jax.Array) -> jax.Array:
+        """log N(noise; 0, I) - log q(x) where x is what the noise draws."""
+        if _uses_weights(self.features):  # a bijection: its log-determinant
+            return -self.log_det / 2
+        squares = sum(jnp.sum(jnp.square(e)) for e in noise.values())
+        size = sum(e.size for e in noise.values())
+        return -(squares + size * math.log(2 * math.pi)) / 2 - self.log_density(weights)
+
     def log_density(self, weights: jax.Array) -> jax.Array:
         """log q(x), a scalar, at weights (D, units)."""
         off = weights - self.mean
