@@ -3,6 +3,8 @@
 python run_implicit.py                                    embedded toy regression
 python run_implicit.py --refine=mclmc                     each draw moved by 1,000 gradients
 python run_implicit.py --objective=hierarchical           trained on a bound, with an encoder
+python run_implicit.py --objective=sivi --num_mixture_draws=100   on a bound, without one
+python run_implicit.py --objective=uivi                   by an unbiased gradient of the entropy
 python run_implicit.py --entropy=singular_value           the estimator of arXiv 2310.06643
 python run_implicit.py --dataset_name=digits --generator=configs/mnist_mlp.yaml
 """
@@ -18,7 +20,14 @@ import optax
 from haiku_posteriors.core import sgd, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.implicit import generators, implicit_vi, mixtures, samplers
+from haiku_posteriors.core.implicit import (
+    generators,
+    implicit_vi,
+    mixtures,
+    samplers,
+    semi_implicit,
+    unbiased,
+)
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.judging.training import Bound
 from haiku_posteriors.core.method import Method, State
@@ -36,7 +45,7 @@ from haiku_posteriors.utils import (
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import evidence, training
 from haiku_posteriors.utils.settings import Settings
-from haiku_posteriors.utils.stages import generator_files, mixture, pretrain, refine
+from haiku_posteriors.utils.stages import generator_files, mixture, pretrain, refine, sandwich
 from haiku_posteriors.utils.tasks import Task
 
 GENERATOR = (
@@ -71,16 +80,37 @@ LINEARISED = (
     Flag("entropy_probes", "integer", 1, "Probes of lanczos for each draw.", lower_bound=1),
     Flag("entropy_warm_start", "bool", False, "singular_value: start from the last vectors."),
 )
+SEMI_IMPLICIT = (
+    Flag(
+        "num_mixture_draws",
+        "integer",
+        50,
+        "sivi, and what uivi reports: K, conditionals in the mixture.",
+        lower_bound=1,
+    ),
+)
+UNBIASED = (
+    Flag(
+        "reverse_transitions",
+        "integer",
+        6,
+        "uivi: HMC transitions to draws of the latent given the weights; half of them count.",
+        lower_bound=2,
+    ),
+    Flag("reverse_leapfrog_steps", "integer", 5, "uivi: steps of each.", lower_bound=1),
+)
 OBJECTIVE = (
     Flag(
         "objective",
         "enum",
         "linearised",
-        "Entropy in what is maximised: of the linearised generator (no bound), or a lower bound by "
-        "an encoder.",
+        "Entropy in what is maximised: of the linearised generator (no bound), a lower bound by an "
+        "encoder or by a mixture of K conditionals, or an unbiased gradient.",
         choices=implicit_vi.ENTROPIES,
     ),
     *LINEARISED,
+    *SEMI_IMPLICIT,
+    *UNBIASED,
     Flag("num_samples", "integer", 8, "Draws of the latent per minibatch.", lower_bound=1),
     Flag("entropy_weight", "float", 1.0, "Factor of the entropy.", lower_bound=0),
     Flag("prior_weight", "float", 1.0, "Factor of the log-prior.", lower_bound=0),
@@ -142,7 +172,7 @@ DRAWS = (
         "hierarchical",
         "What is said of log p(D) at the end: a lower bound, or the linearised estimate, which is "
         "none.",
-        choices=tuple(reversed(implicit_vi.ENTROPIES)),
+        choices=("hierarchical", "linearised"),
     ),
     Flag(
         "num_evidence_draws",
@@ -157,6 +187,14 @@ DRAWS = (
         "integer",
         100,
         "hierarchical: K, draws of the reverse model for each of these; more tighten the bound.",
+        lower_bound=0,
+    ),
+    Flag(
+        "sandwich_draws",
+        "integer",
+        None,
+        "Largest K of the semi-implicit bounds from both sides, for each of these; 0 for none.",
+        "1000 for small networks, else 0",
         lower_bound=0,
     ),
 )
@@ -215,6 +253,7 @@ def complete(settings: Settings, generator: Generator) -> Settings:
     settings = settings.fill(
         {"num_evidence_draws": 200 if small else 0}, "by the number of weights"
     )
+    settings = settings.fill({"sandwich_draws": 1000 if small else 0}, "by the number of weights")
     estimator = implicit_vi.default_estimator(generator)
     settings = settings.fill({"entropy": estimator}, "by the latent size")
     if settings.num_evidence_draws == 1:
@@ -224,6 +263,13 @@ def complete(settings: Settings, generator: Generator) -> Settings:
     given = [flag.name for flag in LINEARISED if settings.was_given(flag.name)]
     if given and "linearised" not in (settings.objective, settings.evidence):
         raise UserError(f"{given[0]} is for the linearised entropy, which nothing here uses.")
+    for flags, objectives in ((SEMI_IMPLICIT, ("sivi", "uivi")), (UNBIASED, ("uivi",))):
+        given = [flag.name for flag in flags if settings.was_given(flag.name)]
+        if given and settings.objective not in objectives:
+            raise UserError(
+                f"{given[0]} is for --objective={' or '.join(objectives)}, not "
+                f"{settings.objective}."
+            )
     return settings
 
 
@@ -241,7 +287,7 @@ def make_method(task: Task, generator: Generator) -> Method:
         optimizer,
         settings.batch_size,
         generator=generator,
-        estimator=make_estimator(settings),
+        estimator=make_entropy(settings),
         num_samples=settings.num_samples,
         learn_noise_scale=settings.learn_noise_scale,
         start=samplers.Start(settings.start, settings.init_spread, settings.noise_scale),
@@ -254,6 +300,21 @@ def make_method(task: Task, generator: Generator) -> Method:
         ),
         place=devices.draw_placement(mesh, settings.num_samples),
     )
+
+
+def make_entropy(settings: Settings) -> implicit_vi.EntropyEstimator:
+    """How training estimates the entropy of its objective."""
+    if settings.objective == "sivi":
+        return semi_implicit.Mixture(settings.num_mixture_draws)
+    if settings.objective == "uivi":
+        kept = settings.reverse_transitions // 2
+        return unbiased.Unbiased(
+            settings.reverse_transitions - kept,
+            kept,
+            settings.reverse_leapfrog_steps,
+            settings.num_mixture_draws,
+        )
+    return make_estimator(settings)
 
 
 def make_estimator(settings: Settings) -> implicit_vi.Estimator:
@@ -317,6 +378,10 @@ def final_draws(
         weights = mixtures.weigh(settings.member_weights, found.values)
         print(mixture.describe(found, weights))
         value, error = mixtures.of_mixture(found.values, found.errors, weights)
+        both = None
+        if settings.sandwich_draws:
+            both = sandwich.find(task, generator, state.sampler)
+            print(sandwich.tell(directory, f"implicit, {settings.objective}", both))
         evidence.write(
             directory,
             found.kind,
@@ -325,6 +390,7 @@ def final_draws(
             values=found.values,
             errors=found.errors,
             weights=weights,
+            sandwich=both,
         )
         if settings.member_weights != "even":
             draws = mixture.mixture_draws(method, state, weights, settings.num_draws, settings.seed)

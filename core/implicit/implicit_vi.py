@@ -6,6 +6,8 @@
 
     linearised     E_z[ 1/2 logdet(I_d + B^T B) ] + sum_i log s_i + D/2 log(2 pi e)
     hierarchical   E[ -log q(w, z) + log r(z | w) ]
+    sivi           E[ -log 1/(K+1) sum_{k=0..K} q(w | z_k) ]
+    uivi           H[q] itself, of which there is the gradient alone
 
 with B = diag(1/s) dg/dz. The first is arXiv 2310.06643, there with one fixed s: the entropy of g
 linearised at z, exact where g is linear, and no bound elsewhere. Where several z give the same w it
@@ -13,7 +15,9 @@ is too high, without limit: training can raise it by folding g, and the sum may 
 Its log-determinant is computed by one of ENTROPY_ESTIMATORS, see `core.implicit.jacobian`; what
 these say of bounds is said of the log-determinant. The second is at most H[q] for every reverse
 model r, here an encoder that is trained with g (`core.implicit.encoders`): the sum is a lower bound
-of log p_T(D), see `core.implicit.bounds`. Minibatches weighted as in `core.data` estimate
+of log p_T(D), see `core.implicit.bounds`; so it is with the third, for every K
+(`core.implicit.semi_implicit`), and with the value that is reported of the fourth
+(`core.implicit.unbiased`). Minibatches weighted as in `core.data` estimate
 likelihoods, and draws of (z, e) expectations; over e alone, a Gaussian prior's is taken in closed
 form.
 
@@ -24,6 +28,7 @@ next to no spread.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -34,7 +39,14 @@ import optax
 from haiku_posteriors.core import approximate_normals, trees, vi
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.errors import UserError, unknown_name
-from haiku_posteriors.core.implicit import bounds, encoders, generators, jacobian
+from haiku_posteriors.core.implicit import (
+    bounds,
+    encoders,
+    generators,
+    jacobian,
+    semi_implicit,
+    unbiased,
+)
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.implicit.jacobian import LogDet
 from haiku_posteriors.core.implicit.samplers import (
@@ -48,7 +60,7 @@ from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize, repeat
 from haiku_posteriors.core.trees import Params
 
-ENTROPIES = ("linearised", "hierarchical")
+ENTROPIES = ("linearised", "hierarchical", "sivi", "uivi")
 ENTROPY_ESTIMATORS = ("exact", "singular_value", "lanczos")  # of the linearised one
 EXACT_LIMIT = 128  # latent size up to which `exact` is the default
 
@@ -67,6 +79,10 @@ class Estimator(NamedTuple):
     num_steps: int = 20
     num_probes: int = 1
     warm_start: bool = False
+
+
+# None is for the hierarchical entropy, whose encoder is in the sampler.
+EntropyEstimator = Estimator | semi_implicit.Mixture | unbiased.Unbiased | None
 
 
 class Objective(NamedTuple):
@@ -105,12 +121,14 @@ class ImplicitState(NamedTuple):
       num_steps: minibatches seen.
       optimizer_state: of the optax optimizer.
       vectors: from which `singular_value` starts, (num_samples, d); None unless warm-started.
+      log_step_size: of `uivi`; None elsewhere.
     """
 
     sampler: Sampler
     num_steps: jax.Array
     optimizer_state: optax.OptState
     vectors: jax.Array | None
+    log_step_size: jax.Array | None = None
 
 
 class ImplicitTerms(NamedTuple):
@@ -120,17 +138,19 @@ class ImplicitTerms(NamedTuple):
       expected_log_likelihood: E[log p(D | w)] / T.
       expected_log_prior: E[log p(w)] / T.
       entropy: H, of one of the ENTROPIES.
-      log_det: the estimate that the linearised entropy contains; None for the other.
+      log_det: the estimate that the linearised entropy contains; None for the others.
+      acceptance: of HMC in `uivi`, the same for all draws; None elsewhere.
     """
 
     expected_log_likelihood: jax.Array
     expected_log_prior: jax.Array
     entropy: jax.Array
     log_det: LogDet | None
+    acceptance: jax.Array | None = None
 
     @property
     def total(self) -> jax.Array:
-        """Their sum: a lower bound of log p_T(D) with the hierarchical entropy, and only then."""
+        """Their sum: a lower bound of log p_T(D) unless the entropy is linearised."""
         return self.expected_log_likelihood + self.expected_log_prior + self.entropy
 
 
@@ -138,11 +158,12 @@ def evidence_terms(
     rng_key: jax.Array,
     log_joint: LogJoint,
     generator: Generator,
-    estimator: Estimator | None,
+    estimator: EntropyEstimator,
     sampler: Sampler,
     data: Data,
     num_samples: int,
     vectors: jax.Array | None = None,
+    log_step_size: jax.Array | None = None,
     place: Callable[[jax.Array], jax.Array] = lambda array: array,
 ) -> tuple[ImplicitTerms, jax.Array | None]:
     """Differentiable estimates of the objective's terms, each at its own (z, e).
@@ -151,12 +172,13 @@ def evidence_terms(
       rng_key: for z, e, probes and starting vectors.
       log_joint: the model.
       generator: g.
-      estimator: of the linearised entropy's log-determinant; None for the hierarchical entropy, by
-        the sampler's encoder.
+      estimator: of the entropy: a record of the linearised one's log-determinant, of `sivi` or of
+        `uivi`; None for the hierarchical one, by the sampler's encoder.
       sampler: where to evaluate.
       data: all data or a minibatch, with its weights.
       num_samples: draws of (z, e).
       vectors: from which `singular_value` starts, (num_samples, d); random by default.
+      log_step_size: of HMC in `uivi`.
       place: spreads an array with a leading axis of draws over devices; the identity by default.
 
     Returns:
@@ -178,15 +200,19 @@ def evidence_terms(
             return jacobian.lanczos(function, z, scales, start, num_steps=steps), None
         return jacobian.singular_value(function, z, scales, start, num_steps=steps)
 
-    def terms_at(z: jax.Array, e: jax.Array, start: jax.Array | None) -> tuple:
+    def terms_at(
+        z: jax.Array, e: jax.Array, start: jax.Array | None, entropy: jax.Array | None
+    ) -> tuple:
         mean, scale, drawn = weights_at(generator, sampler, z, e)
         log_likelihood = log_joint.log_likelihood(trees.merge(drawn, sampler.point), data)
         log_prior = log_joint.expected_log_prior(mean, scale, drawn)
-        if estimator is None:
-            log_det, end, entropy = None, None, encoded_entropy(z, e)
-        else:
+        log_det, end = None, None
+        if isinstance(estimator, Estimator):
             log_det, end = half_log_det(estimator, z, start)
             entropy = jacobian.linearised_entropy(log_det.value, sampler.log_scale, mean)
+        elif estimator is None:
+            entropy = encoded_entropy(z, e)
+        assert entropy is not None
         tempered = (log_likelihood / log_joint.temperature, log_prior / log_joint.temperature)
         return ImplicitTerms(*tempered, entropy, log_det), end
 
@@ -197,12 +223,25 @@ def evidence_terms(
     draw_key, start_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
     normal = functools.partial(approximate_normals.approximate_normal_like, draw_key)
     z, e = latents(normal, generator, sampler, num_samples)
-    if estimator is not None and estimator.name == "lanczos":
+    if isinstance(estimator, Estimator) and estimator.name == "lanczos":
         signs = jacobian.sign_probes(start_key, num_samples * estimator.num_probes, z[0])
         vectors = signs.reshape(num_samples, estimator.num_probes, -1)
-    elif estimator is not None and estimator.name == "singular_value" and vectors is None:
+    elif isinstance(estimator, Estimator) and vectors is None:
+        # Of `singular_value`; `exact` does not look at them, and they are not computed.
         vectors = jax.random.normal(start_key, z.shape, z.dtype)
-    return jax.vmap(terms_at)(*jax.tree.map(place, (z, e, vectors)))
+    z, e, vectors = jax.tree.map(place, (z, e, vectors))
+    entropies, acceptance = None, None
+    if isinstance(estimator, semi_implicit.Mixture):  # of all draws at once
+        entropies = semi_implicit.lower_entropies(
+            start_key, generator, sampler, z, e, estimator.num_draws
+        )
+    elif isinstance(estimator, unbiased.Unbiased):
+        assert log_step_size is not None
+        entropies, acceptance = unbiased.entropies(
+            start_key, generator, sampler, z, e, log_step_size, estimator
+        )
+    terms, ends = jax.vmap(terms_at)(z, e, vectors, entropies)
+    return terms._replace(acceptance=acceptance), ends
 
 
 def default_estimator(generator: Generator) -> str:
@@ -216,7 +255,7 @@ def implicit_vi(
     batch_size: int = 32,
     *,
     generator: Generator | None = None,
-    estimator: Estimator | None = None,
+    estimator: EntropyEstimator = None,
     num_samples: int = 4,
     learn_noise_scale: bool = True,
     start: Start = Start(),  # noqa: B008
@@ -231,8 +270,8 @@ def implicit_vi(
         of 1e-3 by default.
       batch_size: maximum rows per minibatch.
       generator: g; by default the one that `generators.automatic` describes.
-      estimator: of the linearised entropy's log-determinant; that of `default_estimator` by
-        default.
+      estimator: of the objective's entropy: an `Estimator` of the linearised one, by default that
+        of `default_estimator`; a `Mixture` for sivi, an `Unbiased` for uivi.
       num_samples: draws of (z, e) per minibatch.
       learn_noise_scale: whether s is learned, one for every weight, or stays one fixed number.
       start: where g and s begin.
@@ -243,7 +282,8 @@ def implicit_vi(
       The method; `init` also takes `vi.VariationalParams` for a start from mean-field VI. Infos
       are, at each minibatch: `log_joint`, `expected_log_likelihood`, `expected_log_prior`,
       `entropy`, and their sum without any weights or annealing, which is called what it is:
-      `linearised_estimate` or `hierarchical_bound`; `objective` is with them. For the linearised
+      `linearised_estimate`, `hierarchical_bound` or `semi_implicit_bound`; `objective` is with
+      them. `reverse_acceptance` is that of HMC in uivi. For the linearised
       entropy also `log_det_lower` and, where known, `log_det_upper`, of 1/2 logdet A;
       `smallest_singular_value` of B and `residual` of the estimator.
 
@@ -264,17 +304,28 @@ def implicit_vi(
         generator = generators.make_generator(generators.automatic(shapes), shapes)
     if objective.entropy not in ENTROPIES:
         raise unknown_name("objective", objective.entropy, ENTROPIES)
-    is_linearised = objective.entropy == "linearised"
-    estimator = Estimator(default_estimator(generator)) if estimator is None else estimator
-    if estimator.name not in ENTROPY_ESTIMATORS:
-        raise unknown_name("entropy", estimator.name, ENTROPY_ESTIMATORS)
+    if objective.entropy == "hierarchical":
+        chosen: EntropyEstimator = None
+    else:
+        kinds: dict[str, Estimator | semi_implicit.Mixture | unbiased.Unbiased] = {
+            "linearised": Estimator(default_estimator(generator)),
+            "sivi": semi_implicit.Mixture(),
+            "uivi": unbiased.Unbiased(),
+        }
+        kind = kinds[objective.entropy]
+        chosen = kind if estimator is None else estimator
+        if type(chosen) is not type(kind):
+            raise UserError(f"{chosen} does not estimate the entropy of {objective.entropy}.")
+    linearised = chosen if isinstance(chosen, Estimator) else None
+    if linearised and linearised.name not in ENTROPY_ESTIMATORS:
+        raise unknown_name("entropy", linearised.name, ENTROPY_ESTIMATORS)
     start.check()
     if not 0 < objective.annealing_start <= 1:
         raise UserError(
             f"annealing_start must be above 0 and at most 1, not {objective.annealing_start}."
         )
     optimizer = optax.adam(1e-3) if optimizer is None else optimizer
-    warm = is_linearised and estimator.name == "singular_value" and estimator.warm_start
+    warm = linearised and linearised.name == "singular_value" and linearised.warm_start
 
     def learned_part(sampler: Sampler) -> Sampler:
         return sampler if learn_noise_scale else sampler._replace(log_scale=None)
@@ -285,18 +336,21 @@ def implicit_vi(
         sampler = initial_sampler(
             generator_key, log_joint, generator, params, start, learn_noise_scale
         )
-        if not is_linearised:
-            dtype = jax.tree.leaves(sampler.log_scale)[0].dtype
+        dtype = jax.tree.leaves(sampler.log_scale)[0].dtype
+        if chosen is None:
             encoder_key = jax.random.fold_in(rng_key, 3)
             encoder = encoders.init_encoder(encoder_key, generator.latent_size, dtype)
             sampler = sampler._replace(encoder=encoder)
         vectors = None
         if warm:
             shape = (num_samples, generator.latent_size)
-            dtype = jax.tree.leaves(sampler.log_scale)[0].dtype
             vectors = jax.random.normal(jax.random.fold_in(rng_key, 2), shape, dtype)
+        log_step_size = None
+        if isinstance(chosen, unbiased.Unbiased):
+            log_step_size = jnp.full((), math.log(unbiased.FIRST_STEP_SIZE), dtype)
         zero = jnp.zeros((), jnp.int32)
-        return ImplicitState(sampler, zero, optimizer.init(learned_part(sampler)), vectors)
+        optimizer_state = optimizer.init(learned_part(sampler))
+        return ImplicitState(sampler, zero, optimizer_state, vectors, log_step_size)
 
     def update(rng_key: jax.Array, state: ImplicitState, batch: Data) -> tuple[ImplicitState, Info]:
         def loss(learned: Sampler) -> tuple[jax.Array, tuple]:
@@ -305,11 +359,12 @@ def implicit_vi(
                 rng_key,
                 log_joint,
                 generator,
-                estimator if is_linearised else None,
+                chosen,
                 learned._replace(**fixed),
                 batch,
                 num_samples,
                 state.vectors,
+                state.log_step_size,
                 place,
             )
             terms = jax.tree.map(jnp.mean, each)
@@ -323,9 +378,13 @@ def implicit_vi(
             **{name: part for name, part in learned._asdict().items() if part is not None}
         )
         num_steps = optax.safe_increment(state.num_steps)
-        new = ImplicitState(sampler, num_steps, optimizer_state, vectors if warm else None)
-        info = _info(terms, has_upper=estimator.name != "singular_value")
-        return new, info | {"objective": value}
+        log_step_size = state.log_step_size
+        if terms.acceptance is not None and log_step_size is not None:
+            log_step_size = unbiased.adapt(log_step_size, terms.acceptance)
+        new = ImplicitState(
+            sampler, num_steps, optimizer_state, vectors if warm else None, log_step_size
+        )
+        return new, _info(terms, chosen) | {"objective": value}
 
     def step(rng_key: jax.Array, state: ImplicitState, data: Data) -> tuple[ImplicitState, Info]:
         return minibatch_epoch(rng_key, update, state, data, batch_size)
@@ -339,7 +398,7 @@ def implicit_vi(
     return Method(init, step, sample, in_minibatches=True)
 
 
-def _info(terms: ImplicitTerms, has_upper: bool) -> Info:
+def _info(terms: ImplicitTerms, estimator: EntropyEstimator) -> Info:
     info = {
         "log_joint": terms.expected_log_likelihood + terms.expected_log_prior,
         "expected_log_likelihood": terms.expected_log_likelihood,
@@ -347,12 +406,16 @@ def _info(terms: ImplicitTerms, has_upper: bool) -> Info:
         "entropy": terms.entropy,
     }
     log_det = terms.log_det
-    if log_det is None:
-        return info | {"hierarchical_bound": terms.total}
+    if terms.acceptance is not None:
+        info["reverse_acceptance"] = terms.acceptance
+    if log_det is None or not isinstance(estimator, Estimator):
+        name = "hierarchical_bound" if estimator is None else "semi_implicit_bound"
+        return info | {name: terms.total}
     info |= {
         "linearised_estimate": terms.total,
         "log_det_lower": log_det.lower,
         "smallest_singular_value": log_det.smallest_singular_value,
         "residual": log_det.residual,
     }
+    has_upper = estimator.name != "singular_value"
     return info | ({"log_det_upper": log_det.upper} if has_upper else {})

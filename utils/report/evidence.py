@@ -18,6 +18,7 @@ def write(
     values: np.ndarray,
     errors: np.ndarray | None,
     weights: np.ndarray,
+    sandwich: dict[str, Any] | None = None,
 ) -> None:
     """Writes the file; a number that is not known is null there.
 
@@ -29,9 +30,10 @@ def write(
       values: of each member or population, (members,).
       errors: theirs, if each has one.
       weights: with which each enters the mixture of all.
+      sandwich: bounds of the ELBO from both sides, see `utils.stages.sandwich`.
     """
     unknown = np.full(len(values), np.nan)
-    content = {
+    content: dict[str, Any] = {
         "estimator": estimator,
         "value": _known(value),
         "error": _known(error),
@@ -39,6 +41,8 @@ def write(
         "errors": [_known(x) for x in (unknown if errors is None else errors)],
         "weights": [_known(x) for x in weights],
     }
+    if sandwich is not None:
+        content["sandwich"] = sandwich
     write_json(directory / "evidence.json", content)
 
 

@@ -16,6 +16,7 @@ CAPTIONS = {
     "calibration.png": "Calibration on the test rows.",
     "reliability.png": "Calibration on the test rows.",
     "diagnostics.png": "What the chains say of themselves.",
+    "sandwich.png": "Bounds of the ELBO from both sides.",
     "curves.png": "The way to the end.",
 }
 METRICS = {

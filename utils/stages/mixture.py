@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -129,15 +129,20 @@ def _with_encoders(generator: Generator, samplers: Sampler, seed: int) -> Sample
     return samplers._replace(encoder=jax.tree.map(lambda *leaves: jnp.stack(leaves), *found))
 
 
-def _of_members(
-    function: Callable[[jax.Array, Sampler, Data, int, Place], jax.Array],
+def over_draws(
+    function: Callable[[jax.Array, Sampler, Data, int, Place], Any],
     log_joint: LogJoint,
     dataset: Dataset,
     samplers: Sampler,
     seed: int,
     num_draws: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means over draws of a function to (draws,), and their standard errors, by member."""
+) -> Any:
+    """A function to leaves (draws, ...), of all members and draws: (members, draws, ...), float64.
+
+    Args:
+      function: (rng_key, sampler, training rows, draws at once, placement of draws) -> leaves.
+      log_joint, dataset, samplers, seed, num_draws: as in `linearised_estimates`.
+    """
     members = len(jax.tree.leaves(samplers.log_scale)[0])
     mesh = devices.make_mesh(members)
     pieces = log_joint.num_microbatches
@@ -147,15 +152,22 @@ def _of_members(
     samplers = devices.place_chains(samplers, mesh)
 
     @functools.partial(jax.jit, out_shardings=devices.replicated(mesh))
-    def some(samplers: Sampler, data: Data, part: jax.Array) -> jax.Array:
-        def one(sampler: Sampler, member: jax.Array) -> jax.Array:
+    def some(samplers: Sampler, data: Data, part: jax.Array) -> Any:
+        def one(sampler: Sampler, member: jax.Array) -> Any:
             key = chains.chain_key(seed, chains.EVIDENCE, part, member)
             return function(key, sampler, data, at_once, place)
 
         return jax.vmap(one)(samplers, jnp.arange(members))
 
-    parts = [np.asarray(some(samplers, data, part)) for part in range(-(-num_draws // at_once))]
-    values = np.concatenate(parts, axis=1).astype(np.float64)
+    parts = [some(samplers, data, part) for part in range(-(-num_draws // at_once))]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1).astype(np.float64), *parts)
+
+
+def _of_members(
+    function: Callable[[jax.Array, Sampler, Data, int, Place], jax.Array], *arguments: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means over draws of a function to (draws,), and their standard errors, by member."""
+    values = over_draws(function, *arguments)
     return values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
 
 
