@@ -3,6 +3,7 @@
 python run_vi.py                                    embedded toy regression, a mean-field Gaussian q
 python run_vi.py --vi_estimator=flipout             noise of other signs for every row
 python run_vi.py --vi_family=low_rank --vi_rank=20  a Gaussian of low rank plus a diagonal
+python run_vi.py --vi_family=mnf                    weights times latents of normalising flows
 python run_vi.py --vi_family=layerwise              layers drawn given the layers before
 python run_vi.py --vi_family=layerwise --anneal_steps=16   a tighter bound, better draws
 python run_vi.py --method=mc_dropout --dropout_rate=0.1
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from haiku_posteriors.core import dropout, kl_weights, sgd, trees, vi
-from haiku_posteriors.core.densities import Family, Posterior
+from haiku_posteriors.core.densities import BoundedFamily, Family, Posterior
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import loo
 from haiku_posteriors.core.layerwise import posteriors
@@ -46,7 +47,7 @@ from haiku_posteriors.utils.stages import (
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
-VI_FAMILIES = ("mean_field", "low_rank", "layerwise")
+VI_FAMILIES = ("mean_field", "low_rank", "mnf", "layerwise")
 FLAGS = (
     Flag("method", "enum", "vi", "What to fit.", choices=("vi", "mc_dropout", "map")),
     Flag("vi_ensemble_size", "integer", 20, "Draws to predict with.", lower_bound=1),
@@ -60,8 +61,8 @@ VI_FLAGS = (
         "vi_family",
         "enum",
         "mean_field",
-        "Independent weights, a Gaussian of low rank plus a diagonal, or layers that are drawn "
-        "given the layers before.",
+        "Independent weights, a Gaussian of low rank plus a diagonal, weights times latents of a "
+        "normalising flow, or layers that are drawn given the layers before.",
         choices=VI_FAMILIES,
     ),
     Flag("vi_sigma_init", "float", None, "Standard deviation of q at the start.", BY_DATA, above=0),
@@ -142,6 +143,10 @@ LOW_RANK_FLAGS = (
         lower_bound=1,
     ),
 )
+FLOW_FLAGS = (
+    Flag("flow_couplings", "integer", 2, "Coupling layers of every layer's flow.", lower_bound=1),
+    Flag("flow_hidden_size", "integer", 32, "Hidden units of a coupling layer.", lower_bound=1),
+)
 LAYERWISE_FLAGS = (
     Flag(
         "num_inducing",
@@ -200,6 +205,7 @@ GROUPS = {
     "Gaussian VI": GAUSSIAN_FLAGS,
     "Mean-field VI": MEAN_FIELD_FLAGS,
     "Low-rank VI": LOW_RANK_FLAGS,
+    "Multiplicative flows": FLOW_FLAGS,
     "Layerwise VI": LAYERWISE_FLAGS,
     "MC dropout": DROPOUT_FLAGS,
     "Refinement": cmd_args_utils.REFINEMENT,
@@ -207,8 +213,8 @@ GROUPS = {
 SMALL = 3000  # parameters up to which the ELBO is evaluated at the end
 
 
-def make_method(task: Task) -> tuple[Method, Family | None]:
-    """The method that the settings describe, and its family if that has a density."""
+def make_method(task: Task) -> tuple[Method, BoundedFamily | None]:
+    """The method that the settings describe, and its family if that has a bound."""
     settings, log_joint = task.settings, task.log_joint
     if task.method == "layerwise":
         return layerwise.make_method(task)
@@ -229,9 +235,10 @@ def refuse_flags_of_other_methods(settings: Settings) -> None:
     """Refuses what the chosen method or family would not read."""
     for method, families, flags in (
         ("vi", VI_FAMILIES, VI_FLAGS),
-        ("vi", ("mean_field", "low_rank"), GAUSSIAN_FLAGS),
+        ("vi", ("mean_field", "low_rank", "mnf"), GAUSSIAN_FLAGS),
         ("vi", ("mean_field",), MEAN_FIELD_FLAGS),
         ("vi", ("low_rank",), LOW_RANK_FLAGS),
+        ("vi", ("mnf",), FLOW_FLAGS),
         ("vi", ("layerwise",), LAYERWISE_FLAGS),
         ("mc_dropout", VI_FAMILIES, DROPOUT_FLAGS),
     ):
@@ -278,7 +285,7 @@ def report_prior_scales(directory: pathlib.Path, result: RunResult) -> None:
 
 
 def final_draws(
-    task: Task, directory: pathlib.Path, method: Method, family: Family | None
+    task: Task, directory: pathlib.Path, method: Method, family: BoundedFamily | None
 ) -> Callable[[State, Params], Params] | None:
     """What happens to draws at the end: members bounded and weighed, draws annealed, refined."""
     stages = [
@@ -337,7 +344,7 @@ def find_starts(
     return variational.find_starts(task, directory, given) if task.method == "vi" else given
 
 
-def measure(task: Task, family: Family | None, result: RunResult) -> dict[str, Any]:
+def measure(task: Task, family: BoundedFamily | None, result: RunResult) -> dict[str, Any]:
     """What else a verdict on the method needs to know."""
     if task.method == "map":
         return {"remaining": local_scales.remaining_gain(task, result.state.params)}
@@ -345,7 +352,7 @@ def measure(task: Task, family: Family | None, result: RunResult) -> dict[str, A
     # costs a regression for every unit.
     is_posterior = task.method == "vi" and task.settings.learn_prior_scale == "None"
     is_small = task.method == "layerwise" and trees.size(task.log_joint.shapes) <= SMALL
-    if family is None or not (is_posterior or is_small):
+    if not isinstance(family, Family) or not (is_posterior or is_small):
         return {}
     # States of all families begin with the posterior.
     return {"pareto_k": local_scales.pareto_k(task, family, result.state[0])}

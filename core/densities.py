@@ -9,7 +9,7 @@ where the second term is between 0 and -log pi_k. It is estimated by draws, and 
 closed forms that the family has. At temperature 1 both are lower bounds of log p(D).
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +41,9 @@ class ElboTerms(NamedTuple):
         return self.expected_log_likelihood + self.expected_log_prior + self.entropy
 
 
-class Family(Protocol):
-    """Posteriors q that can be drawn from and evaluated."""
+@runtime_checkable
+class BoundedFamily(Protocol):
+    """Posteriors q that can be drawn from, with estimates of their ELBO or of a bound of it."""
 
     def evidence_terms(
         self, rng_key: jax.Array, q: Posterior, data: Data, num_samples: int
@@ -51,6 +52,11 @@ class Family(Protocol):
 
         An even number of draws comes in pairs of opposite noise, draw i with i + num_samples / 2.
         """
+
+
+@runtime_checkable
+class Family(BoundedFamily, Protocol):
+    """Posteriors q that can be evaluated, too."""
 
     def log_density(self, q: Posterior, params: Params) -> jax.Array:
         """log q(w), exact, a scalar."""
@@ -75,7 +81,7 @@ def log_mixture_density(
 
 def elbo_terms(
     rng_key: jax.Array,
-    family: Family,
+    family: BoundedFamily,
     members: Posterior,
     weights: jax.Array,
     member: jax.Array,
@@ -94,11 +100,11 @@ def elbo_terms(
       num_samples: draws, an even number.
 
     Returns:
-      Both (num_samples / 2,).
+      Both (num_samples / 2,). The second are 0 where the family has no density: a lower bound.
     """
     q = jax.tree.map(lambda leaf: leaf[member], members)
     terms, draws = family.evidence_terms(rng_key, q, data, num_samples)
-    if weights.shape[0] == 1:
+    if weights.shape[0] == 1 or not isinstance(family, Family):
         gains = jnp.zeros_like(terms.elbo)
     else:
 

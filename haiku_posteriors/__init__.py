@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.low_rank import low_rank_vi
     from haiku_posteriors.core.mclmc import mclmc
     from haiku_posteriors.core.method import Method
+    from haiku_posteriors.core.multiplicative_flows import multiplicative_flow_vi
     from haiku_posteriors.core.priors import make_prior
     from haiku_posteriors.core.sgd import sgd
     from haiku_posteriors.core.sgmcmc import sgmcmc
@@ -60,6 +61,7 @@ __all__ = [
     "mc_dropout",
     "mclmc",
     "mean_field_vi",
+    "multiplicative_flow_vi",
     "sgd",
     "sgmcmc",
     "smc",
@@ -92,6 +94,7 @@ _HOMES = {
     "mc_dropout": "core.dropout:mc_dropout",
     "mclmc": "core.mclmc:mclmc",
     "mean_field_vi": "core.vi:mean_field_vi",
+    "multiplicative_flow_vi": "core.multiplicative_flows:multiplicative_flow_vi",
     "sgd": "core.sgd:sgd",
     "sgmcmc": "core.sgmcmc:sgmcmc",
     "smc": "core.smc:smc",

@@ -69,6 +69,9 @@ RECIPES = {
     "low_rank_vi": Recipe(
         _make_full_batch("low_rank_vi", sigma_init=0.01, num_samples=4), 4_000, None, False
     ),
+    "mnf_vi": Recipe(
+        _make_full_batch("mnf_vi", sigma_init=0.01, num_samples=4), 4_000, None, False
+    ),
     "layerwise_vi": Recipe(_make_full_batch("layerwise_vi", num_samples=4), 4_000, None, False),
     "implicit": Recipe(_make_full_batch("implicit", num_samples=4), 4_000, None, False),
     "mc_dropout": Recipe(_make_full_batch("mc_dropout"), 4_000, None, False),

@@ -13,7 +13,7 @@ import numpy as np
 
 from haiku_posteriors.core import densities
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.densities import Family, Posterior
+from haiku_posteriors.core.densities import BoundedFamily, Posterior
 from haiku_posteriors.core.implicit import mixtures
 from haiku_posteriors.core.judging import loo
 from haiku_posteriors.core.log_joint import LogJoint
@@ -50,7 +50,7 @@ class Bound(NamedTuple):
 
 
 def stage(
-    task: Task, directory: pathlib.Path, method: Method, family: Family | None
+    task: Task, directory: pathlib.Path, method: Method, family: BoundedFamily | None
 ) -> Callable[[State, Params], Params] | None:
     """What to do with the draws of the end (`Run.finish`); None if there is nothing to do."""
     settings, log_joint, dataset = task.settings, task.log_joint, task.dataset
@@ -80,7 +80,7 @@ def stage(
 def find(
     log_joint: LogJoint,
     dataset: Dataset,
-    family: Family,
+    family: BoundedFamily,
     members: Posterior,
     weights: np.ndarray,
     seed: int,

@@ -1,12 +1,13 @@
 """Variational families over all weights from settings: method, start, importance weights."""
 
 import pathlib
+from typing import Any
 
 import jax
 
-from haiku_posteriors.core import low_rank, trees, vi
+from haiku_posteriors.core import low_rank, multiplicative_flows, trees, vi
 from haiku_posteriors.core.data import num_minibatches
-from haiku_posteriors.core.densities import Family, Posterior
+from haiku_posteriors.core.densities import BoundedFamily, Posterior
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
@@ -17,17 +18,17 @@ from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.stages import local_scales, warm_start
 from haiku_posteriors.utils.tasks import Task
 
-DEFAULT_RANK, LOW_RANK_SAMPLES = 10, 8
+DEFAULT_RANK, LATENT_SAMPLES = 10, 8
 
 
 def begin(settings: Settings) -> Settings:
     """Fills in what the family decides before the table of defaults does.
 
     A draw of z moves all weights along R columns at once: with one a step the noise of the columns'
-    gradients costs more than they gain (docs/semi_implicit.md).
+    gradients costs more than they gain (docs/semi_implicit.md). So it is with latents of flows.
     """
-    if settings.vi_family == "low_rank":
-        return settings.fill({"vi_num_samples": LOW_RANK_SAMPLES}, "low-rank VI")
+    if settings.vi_family in ("low_rank", "mnf"):
+        return settings.fill({"vi_num_samples": LATENT_SAMPLES}, "families with latents")
     return settings
 
 
@@ -43,15 +44,15 @@ def complete(settings: Settings, log_joint: LogJoint) -> Settings:
     return settings
 
 
-def make_method(task: Task) -> tuple[Method, Family]:
-    """Mean-field or low-rank VI as the settings describe it, and the family.
+def make_method(task: Task) -> tuple[Method, BoundedFamily]:
+    """VI of one of these families as the settings describe it, and the family.
 
     Says what `local` or `flipout` covers.
     """
     settings, log_joint = task.settings, task.log_joint
     num_rows = len(task.dataset.y_train)
     arguments = (log_joint, optim_utils.optimizer_of(settings, num_rows), settings.batch_size)
-    shared = {
+    shared: dict[str, Any] = {
         "sigma_init": settings.vi_sigma_init,
         "estimator": settings.vi_estimator,
         "num_samples": settings.vi_num_samples,
@@ -60,6 +61,11 @@ def make_method(task: Task) -> tuple[Method, Family]:
         _tell_covered(task)
     if settings.vi_family == "low_rank":
         method = low_rank.low_rank_vi(*arguments, rank=settings.vi_rank, **shared)
+        return method, family_of(task)
+    if settings.vi_family == "mnf":
+        method = multiplicative_flows.multiplicative_flow_vi(
+            *arguments, **(_flow_sizes(settings) | shared)
+        )
         return method, family_of(task)
     batches = num_minibatches(num_rows, settings.batch_size)
     method = vi.mean_field_vi(
@@ -85,16 +91,22 @@ def find_starts(task: Task, directory: pathlib.Path, given: Params | None) -> Pa
     def around(key: jax.Array, params: Params, scales: Params) -> Posterior:
         if settings.vi_family == "low_rank":
             return low_rank.initial_low_rank(key, log_joint, params, settings.vi_rank, scale=scales)
+        if settings.vi_family == "mnf":
+            return multiplicative_flows.initial_multiplicative(
+                key, log_joint, params, scale=scales, **_flow_sizes(settings)
+            )
         begun = vi.initial_variational(log_joint, params, 1.0, _learned_scale(settings))
         return begun._replace(raw_scale=jax.tree.map(vi.inverse_softplus, scales))
 
     return local_scales.curvature_starts(task, trained, around)
 
 
-def family_of(task: Task) -> Family:
+def family_of(task: Task) -> BoundedFamily:
     """The family of the settings, with draws of weights as such."""
     if task.settings.vi_family == "low_rank":
         return low_rank.LowRankFamily(task.log_joint)
+    if task.settings.vi_family == "mnf":
+        return multiplicative_flows.MultiplicativeFamily(task.log_joint)
     return vi.MeanFieldFamily(task.log_joint)
 
 
@@ -106,6 +118,10 @@ def _tell_covered(task: Task) -> None:
     by_weight = f"; drawn as weights: {', '.join(drawn)}" if drawn else ""
     total = len(covered) + len(drawn)
     print(f"'{estimator}' covers {len(covered)} of {total} arrays{by_weight}.")
+
+
+def _flow_sizes(settings: Settings) -> dict[str, Any]:
+    return {"num_couplings": settings.flow_couplings, "hidden_size": settings.flow_hidden_size}
 
 
 def _learned_scale(settings: Settings) -> str | None:

@@ -122,6 +122,34 @@ def test_the_gradient_of_the_entropy_is_unbiased():
     assert ENTROPY - 1 < np.mean(values) < ENTROPY + 5 * error
 
 
+def test_draws_of_the_latent_given_the_weights_keep_the_joint_law():
+    """Of a bent g: (z', w) has the law of (z, w), and z' forgets what made w but for w itself.
+
+    With g(z) = (z, z^2 - 1) and noise 0.5: first moments, squares and products with w.
+    """
+
+    def one(key):
+        z, e = (jax.random.normal(jax.random.fold_in(key, n), (n,)) for n in (1, 2))
+
+        def whitened(z):
+            return 2 * jnp.concatenate([z, z**2 - 1])
+
+        weights = whitened(z) + e
+        transform = unbiased.metric_at_zero(whitened, 1, z.dtype)
+        settings = unbiased.Unbiased(num_forgetting=5, num_kept=1)
+        found, _ = unbiased.reverse_draws(
+            key, whitened, transform, z, weights, jnp.float32(0.4), settings
+        )
+        return z, found[0], weights
+
+    keys = chain_keys(jax.random.key(4), 10_000)
+    before, after, weights = (np.asarray(v, float) for v in jax.jit(jax.vmap(one))(keys))
+    z = after[:, 0]
+    assert_mean(np.stack([z, z**2, z**4], axis=1), [0.0, 1.0, 3.0])
+    assert_mean(z[:, None] * weights - before * weights, 0.0)
+    assert_mean((z**2)[:, None] * weights - before**2 * weights, 0.0)
+
+
 @pytest.mark.slow  # two trainings
 @pytest.mark.parametrize("objective", ["sivi", "uivi"])
 def test_training_nears_the_best_gaussian(objective):
