@@ -1,11 +1,13 @@
-"""Steps of VI, by each estimator, and of MC dropout against plain steps of SGD.
+"""Steps of VI, by estimator, family and objective, and of MC dropout against plain steps of SGD.
 
 All methods run the same epochs of the loop's program in turns, so that a noisy machine slows them
 alike; what counts is the median over rounds of the ratio within a round.
 
   python benchmarks/vi_step.py
+  python benchmarks/vi_step.py --families      by family, objective and K, 8 draws a step each
 """
 
+import argparse
 import statistics
 import sys
 
@@ -16,21 +18,67 @@ sys.path.insert(0, ".")
 
 from sgd_epoch import seconds
 
-from haiku_posteriors.core import dropout, sgd, vi
+from haiku_posteriors.core import dropout, low_rank, multiplicative_flows, sgd, vi
 from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.implicit import implicit_vi, semi_implicit, unbiased
+from haiku_posteriors.core.layerwise import layerwise_vi
 from haiku_posteriors.core.likelihoods import categorical, heteroscedastic_gaussian
-from haiku_posteriors.core.log_joint import make_log_joint
+from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
+from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import chains, data_utils, devices, models
 
-ROUNDS = 15
+ROUNDS, NUM_SAMPLES = 15, 8
 CASES = {  # data set -> (network, batch size, epochs a round)
     "sine_regression": ("mlp_20_20", 8, 100),
     "digits": ("mlp_classification", 80, 3),
 }
 
 
-def compare(name: str) -> list[list]:
+def by_estimator(
+    log_joint: LogJoint, optimizer: optax.GradientTransformation, batch_size: int
+) -> dict[str, Method]:
+    """MC dropout, and mean-field VI by each estimator, one draw a step."""
+    return {"MC dropout": dropout.mc_dropout(log_joint, 0.1, optimizer, batch_size)} | {
+        f"VI, {estimator}": vi.mean_field_vi(log_joint, optimizer, batch_size, estimator=estimator)
+        for estimator in vi.ESTIMATORS
+    }
+
+
+def by_family(
+    log_joint: LogJoint, optimizer: optax.GradientTransformation, batch_size: int
+) -> dict[str, Method]:
+    """Families of run_vi.py and objectives of run_implicit.py, NUM_SAMPLES draws a step."""
+    arguments = (log_joint, optimizer, batch_size)
+    found = {
+        "mean_field": vi.mean_field_vi(*arguments, num_samples=NUM_SAMPLES),
+        "mnf": multiplicative_flows.multiplicative_flow_vi(*arguments, num_samples=NUM_SAMPLES),
+        "layerwise, 10 inducing": layerwise_vi.layerwise_vi(*arguments, num_samples=NUM_SAMPLES),
+    }
+    for rank in (1, 10, 50):
+        found[f"low_rank, R = {rank}"] = low_rank.low_rank_vi(
+            *arguments, rank=rank, num_samples=NUM_SAMPLES
+        )
+    estimators: dict[str, tuple[str, implicit_vi.EntropyEstimator]] = {
+        "linearised": ("linearised", None),
+        "hierarchical": ("hierarchical", None),
+        **{f"sivi, K = {k}": ("sivi", semi_implicit.Mixture(k)) for k in (10, 100, 1000)},
+        **{
+            f"uivi, {2 * n} transitions, K = 10": ("uivi", unbiased.Unbiased(n, n, num_draws=10))
+            for n in (1, 3)
+        },
+    }
+    for name, (objective, estimator) in estimators.items():
+        found[name] = implicit_vi.implicit_vi(
+            *arguments,
+            estimator=estimator,
+            num_samples=NUM_SAMPLES,
+            objective=implicit_vi.Objective(objective),
+        )
+    return found
+
+
+def compare(name: str, families: bool) -> list[list]:
     """Rows of the table for one data set."""
     network, batch_size, epochs = CASES[name]
     dataset = data_utils.load(name)
@@ -43,13 +91,9 @@ def compare(name: str) -> list[list]:
         likelihood,
     )
     optimizer = optax.adam(1e-3)
-    methods = {
-        "SGD": sgd.sgd(log_joint, optimizer, batch_size),
-        "MC dropout": dropout.mc_dropout(log_joint, 0.1, optimizer, batch_size),
-    } | {
-        f"VI, {estimator}": vi.mean_field_vi(log_joint, optimizer, batch_size, estimator=estimator)
-        for estimator in vi.ESTIMATORS
-    }
+    make = by_family if families else by_estimator
+    methods = {"SGD": sgd.sgd(log_joint, optimizer, batch_size)}
+    methods |= make(log_joint, optimizer, batch_size)
     mesh = devices.make_mesh(1)
     data = devices.place_data(dataset.x_train, dataset.y_train, mesh)
     programs = [chains.compile_method(method, 0, 1, mesh) for method in methods.values()]
@@ -76,5 +120,10 @@ def compare(name: str) -> list[list]:
 
 
 if __name__ == "__main__":
-    table = [row for name in CASES for row in compare(name)]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--families", action="store_true", help="by family, objective and K")
+    parser.add_argument("--cases", default=",".join(CASES), help="data sets")
+    arguments = parser.parse_args()
+    cases = arguments.cases.split(",")
+    table = [row for name in cases for row in compare(name, arguments.families)]
     print(tabulate(table, ["", "method", "us/step", "over SGD"], floatfmt=".3g", tablefmt="github"))
