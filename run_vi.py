@@ -290,7 +290,7 @@ def final_draws(
     """What happens to draws at the end: members bounded and weighed, draws annealed, refined."""
     stages = [
         bound.stage(task, directory, method, family),
-        anneal.stage(task, directory, family),
+        anneal.stage(task, directory, family if isinstance(family, Family) else None),
         refine.stage(task, directory),
     ]
     asked = [stage for stage in stages if stage]

@@ -392,6 +392,8 @@ MISTAKES = {
         "--method=mc_dropout --model_name=logistic_regression": "nothing to drop",
         "--num_inducing=5": "num_inducing is for --vi_family=layerwise, not mean_field",
         "--vi_family=layerwise --kl_weight=2": "kl_weight is for --vi_family=mean_field",
+        "--vi_family=mnf --anneal_steps=5": "anneal_steps needs a density",
+        "--vi_family=mnf --vi_rank=5": "vi_rank is for --vi_family=low_rank, not mnf",
         "--vi_rank=5": "vi_rank is for --vi_family=low_rank, not mean_field",
         "--vi_family=low_rank --kl_weight=2": "kl_weight is for --vi_family=mean_field",
         "--vi_family=low_rank --vi_rank=106": "at most the number of random weights (105)",

@@ -37,6 +37,8 @@ def check(settings: Settings) -> None:
     """Refuses what cannot be annealed."""
     if not settings.anneal_steps:
         return
+    if settings.vi_family == "mnf":
+        raise UserError("anneal_steps needs a density, which --vi_family=mnf does not have.")
     if settings.learn_prior_scale != "None":
         raise UserError("anneal_steps needs a fixed prior: learn_prior_scale must be None.")
     if settings.member_weights != "even":
