@@ -41,6 +41,7 @@ from haiku_posteriors.utils.stages.sampler_scales import LEAST_FRICTION
 ARGUMENTS = dict(argument[2:].split("=") for argument in sys.argv[1:])
 NUM_SEEDS = int(ARGUMENTS.get("seeds", 50))
 ROWS, COLUMNS, TOLERANCE, CHAINS = 200, 10, 0.2, 4
+START = 2**31  # the number of the key of a start, which no epoch has
 OPTIMISERS = {"map": sgd, "vi": mean_field_vi}
 # Epochs at full batch, and whether training ends by itself.
 LENGTHS = ((50_000, True), (300, True), (100, False), (20_000, False))
@@ -75,7 +76,7 @@ def train(make: Callable[..., Method], batch_size: int, num_epochs: int, by_itse
         def goes_on(carry: tuple) -> jax.Array:
             return (carry[1] < num_epochs) & ~carry[0].progress.is_reached
 
-        start = method.init(jax.random.fold_in(key, -1), None)
+        start = method.init(jax.random.fold_in(key, START), None)
         return jax.lax.while_loop(goes_on, step, (start, jnp.array(0)))
 
     states, epochs = jax.jit(lambda keys: jax.lax.map(one, keys))(
@@ -139,7 +140,7 @@ def judge_chains(batch_size: int, num_updates: int, stretch: float) -> list:
             state, epoch = jax.lax.fori_loop(0, period, step, carry)
             return (state, epoch), state.params
 
-        start = method.init(jax.random.fold_in(key, -1), None)
+        start = method.init(jax.random.fold_in(key, START), None)
         draws = jax.lax.scan(draw, (start, jnp.array(0)), None, length=num_draws)[1]
         center = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), draws)
 
@@ -178,7 +179,7 @@ def judge_hmc(num_burn_in: int, num_draws: int) -> list:
             states = method.pool(states) if method.pool else states
             return states, (states.position.params, info["log_joint"])
 
-        starts = jax.vmap(lambda key: method.init(jax.random.fold_in(key, -1), None))(keys)
+        starts = jax.vmap(lambda key: method.init(jax.random.fold_in(key, START), None))(keys)
         return jax.lax.scan(step, starts, jnp.arange(num_burn_in + num_draws))[1]
 
     keys = jax.random.split(jax.random.key(3), NUM_SEEDS)
