@@ -32,8 +32,8 @@ FLAGS = (
         "preconditioner",
         "enum",
         None,
-        "Preconditioner; it stands still after burn-in. curvature: that of the trained starts, and "
-        "a step size that fits it.",
+        "Preconditioner; it stands still after burn-in. curvature: that around the trained starts, "
+        "and a step size that fits it.",
         BY_DATA,
         choices=("None", "RMSprop", "curvature"),
     ),
