@@ -102,13 +102,31 @@ def complete(task: Task) -> Task:
     return task._replace(settings=Settings({**settings.values, **often}, settings.sources))
 
 
-def judge(step_size: float, directory: pathlib.Path, result: RunResult) -> None:
-    """Says what the Gaussian is and what it is not."""
+def judge(
+    task: Task, starts: Params, step_size: float, directory: pathlib.Path, result: RunResult
+) -> None:
+    """Says what the Gaussian is, and whether SGD has left the networks it began with."""
+
+    def value(key: jax.Array, params: Params, data: Data) -> jax.Array:
+        return task.log_joint(params, data)
+
+    found = [
+        local_scales.over_members(task, chains.CURVATURE, value, params)
+        for params in (starts, result.state.mean)
+    ]
+    fall = float(np.max(found[0] - found[1]))
+    problems = []
+    if fall > trees.size(task.log_joint.random_shapes):  # twice the depth of a posterior's bulk
+        problems.append(
+            f"The log-joint of the mean is {fall:.3g} nats below that of the network at the start: "
+            "SGD has left its mode. Lower init_step_size."
+        )
     note = (
         f"The Gaussian of SGD's way at step {step_size:.3g}: its spread is that of gradient noise, "
         "and the posterior's only as far as the two agree. compare_posteriors.py tells."
     )
-    verdicts.tell(directory, Verdict(True, (), (note,)), {"step_size": step_size})
+    content = {"step_size": step_size, "fall": fall}
+    verdicts.tell(directory, Verdict(not problems, tuple(problems), (note,)), content)
 
 
 def run(settings: Settings) -> None:
@@ -135,7 +153,7 @@ def run(settings: Settings) -> None:
         num_steps=settings.num_epochs,
         initial_params=starts,
         num_draws=settings.num_draws,
-        judge=lambda directory, result: judge(step_size, directory, result),
+        judge=lambda directory, result: judge(task, starts, step_size, directory, result),
     )
 
 

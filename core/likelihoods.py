@@ -65,10 +65,15 @@ def _no_prior_draw(rng_key: jax.Array) -> Params:
 
 
 def categorical(num_classes: int) -> Likelihood:
-    """log p(y | f) = log softmax(f)_y; targets (rows,) integers, outputs (rows, num_classes)."""
+    """log p(y | f) = log softmax(f)_y; targets (rows,) integers, outputs (rows, num_classes).
+
+    Targets (rows, num_classes) are probabilities p of y: then it is the mean over y ~ p.
+    """
 
     def log_likelihood(outputs: jax.Array, targets: jax.Array, params: Params) -> jax.Array:
         log_probabilities = jax.nn.log_softmax(outputs)
+        if targets.ndim == 2:
+            return jnp.sum(targets * log_probabilities, axis=1)
         return jnp.take_along_axis(log_probabilities, targets[:, None], axis=1)[:, 0]
 
     def curvature(outputs: jax.Array, params: Params) -> jax.Array:
@@ -97,10 +102,14 @@ def categorical(num_classes: int) -> Likelihood:
 def bernoulli() -> Likelihood:
     """log p(y | f) = log sigmoid((2 y - 1) f); targets (rows,) in {0, 1}, one output, a logit.
 
-    Predictions are the probabilities of both classes, as for `categorical`.
+    Predictions are the probabilities of both classes, as for `categorical`, and so are targets
+    (rows, 2), over which the mean is taken.
     """
 
     def log_likelihood(outputs: jax.Array, targets: jax.Array, params: Params) -> jax.Array:
+        if targets.ndim == 2:
+            both = jax.nn.log_sigmoid(jnp.concatenate([-outputs, outputs], axis=1))
+            return jnp.sum(targets * both, axis=1)
         sign = (2 * targets - 1).astype(outputs.dtype)
         return jax.nn.log_sigmoid(sign * outputs[:, 0])
 
@@ -171,7 +180,8 @@ def heteroscedastic_gaussian(num_targets: int = 1, noise_floor: float = 1e-3) ->
     """y ~ N(mean, std^2), both from the network; outputs (rows, 2 * targets): means, raw scales.
 
     std = noise_floor + softplus(raw scale). The floor keeps the density bounded: without it, a
-    network that meets one target exactly has infinite likelihood.
+    network that meets one target exactly has infinite likelihood. Targets (rows, 2 * targets) are
+    means and standard deviations of y, over which the mean of log p is taken.
     """
 
     def split(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -180,6 +190,10 @@ def heteroscedastic_gaussian(num_targets: int = 1, noise_floor: float = 1e-3) ->
 
     def log_likelihood(outputs: jax.Array, targets: jax.Array, params: Params) -> jax.Array:
         mean, std = split(outputs)
+        if targets.shape[1] == 2 * num_targets:
+            target_mean, target_std = jnp.split(targets, 2, axis=1)
+            expected = _gaussian_log_density(target_mean - mean, std)
+            return expected - jnp.sum(jnp.square(target_std / std), axis=1) / 2
         return _gaussian_log_density(targets - mean, std)
 
     def curvature(outputs: jax.Array, params: Params) -> jax.Array:

@@ -120,12 +120,13 @@ def nearest_step_size(
     Args:
       num_parameters: D.
       noise: tr C, of gradients of the summed log-joint.
-      largest: eigenvalue of the Hessian; steps beyond 2 (1 + momentum) over it diverge, and a
-        quarter of that is the most that is taken.
+      largest: eigenvalue of the Hessian, 1 over which is the longest step with momentum,
+        step / (1 - momentum), that is taken: noise of the gradients that grows with the distance
+        leaves a mode long before the quadratic's own limit.
       momentum_decay: of heavy-ball momentum.
     """
     nearest = 2 * num_parameters * (1 - momentum_decay) / noise
-    return jnp.minimum(nearest, (1 + momentum_decay) / (2 * largest))
+    return jnp.minimum(nearest, (1 - momentum_decay) / largest)
 
 
 def _collect(state: SWAGState, num_burn_in: int) -> SWAGState:

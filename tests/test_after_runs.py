@@ -7,6 +7,7 @@ import pytest
 from program import assert_same_outcome, run_here
 
 import compare_posteriors
+import distill
 import run_laplace
 import run_sgd
 import run_swag
@@ -58,3 +59,21 @@ def test_swag_resumed_and_compared(trained, tmp_path):
         str(tmp_path / "laplace"), [str(tmp_path / "whole")], None, None, tmp_path / "comparison"
     )
     assert (tmp_path / "comparison/comparison.html").is_file()
+
+
+def test_students_are_ordinary_runs(trained, tmp_path, capsys):
+    """Of a folder and on the fly: they say mean and deviation, predict, and can be compared."""
+    short = "--num_epochs=300 --init_step_size=0.01"
+    run_here(distill, f"--run={trained} {short} --model_name=mlp_toy", tmp_path / "folder")
+    chain = f"--run={trained} --on_the_fly --model_name=mlp_toy {short} --input_noise=0"
+    run_here(distill, chain, tmp_path / "chain")
+    assert "inputs" in capsys.readouterr().out
+    start = run_folders.open_run(trained)
+    for name in ("folder", "chain"):
+        student = run_folders.open_run(tmp_path / name)
+        assert student.predictions.outputs.shape[:2] == (1, 1)
+        run_folders.refuse_other_data(student, start)
+        x = np.linspace(-1, 1, 20)[:, None].astype(np.float32)
+        predicted = loaded_runs.load_run(tmp_path / name).predict(x)
+        teacher = loaded_runs.load_run(trained).predict(x)
+        assert np.abs(predicted.mean - teacher.mean).mean() < 0.3 * teacher.std.mean()

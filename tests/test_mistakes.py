@@ -24,6 +24,7 @@ import synthetic_runs
 import calibrate_method
 import compare_posteriors
 import demo
+import distill
 import evaluate_uncertainty
 import list_runs
 import make_posterior_surface_plot
@@ -37,6 +38,7 @@ import run_sgmcmc
 import run_smc
 import run_swag
 import run_vi
+import stream
 import sweep_temperatures
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils import checkpoint_utils, files, locks
@@ -44,7 +46,16 @@ from haiku_posteriors.utils import checkpoint_utils, files, locks
 pytestmark = pytest.mark.usefixtures("first_device_only")
 
 RUNNERS = (run_sgd, run_hmc, run_mclmc, run_smc, run_sgmcmc, run_vi, run_implicit)
-OTHERS = (predict, list_runs, sweep_temperatures, calibrate_method, run_laplace, run_swag)
+OTHERS = (
+    predict,
+    list_runs,
+    sweep_temperatures,
+    calibrate_method,
+    run_laplace,
+    run_swag,
+    distill,
+    stream,
+)
 READERS = (compare_posteriors, evaluate_uncertainty, make_posterior_surface_plot)
 SHORT = "--num_epochs=20 --eval_freq=10 --save_freq=10 --num_members=2 --dir=run"
 
@@ -513,6 +524,14 @@ MISTAKES = {
         "--run=hmc --num_draws=0": "num_draws",
         "--run=hmc --dir=file": "file is a file",
         "--run=bad_draws": "is damaged or no safetensors file",
+    },
+    distill: {
+        "": "Give the folder of the finished run",
+        "--run=nowhere": "There is no run folder nowhere",
+        "--run=hmc --num_draws=5 --on_the_fly": "num_draws is for on_the_fly=false",
+        "--run=hmc --bias_tolerance=0.1": "bias_tolerance is for on_the_fly=true",
+        "--run=hmc --model_name=no_such": "no_such",
+        "--run=hmc --extra_inputs=no_such": "no_such",
     },
     run_swag: {
         "": "Give the folder of the finished run",

@@ -89,7 +89,8 @@ def to_original_units(outputs: np.ndarray, form: DataForm) -> np.ndarray:
 
 
 def targets_in_original_units(targets: np.ndarray, form: DataForm) -> np.ndarray:
-    """Labels as they are, or targets in the units of y."""
+    """Labels as they are, or targets in the units of y; the best guess of uncertain ones."""
     if form.task == "classification":
-        return targets
+        return targets if targets.ndim == 1 else targets.argmax(axis=1).astype(np.int32)
+    targets = targets[:, : len(form.target_mean)]
     return targets * form.target_scale + form.target_mean

@@ -242,6 +242,7 @@ def execute(
     num_steps: int,
     change_draws: Callable[..., Any] | None = None,
     judge: Callable[[pathlib.Path, RunResult], None] | None = None,
+    taught: Dataset | None = None,
     **loop: Any,
 ) -> None:
     """Runs a method to its end in an open folder, and leaves everything there.
@@ -253,6 +254,8 @@ def execute(
       num_chains, num_steps: as in `Run`.
       change_draws: see `Run.finish`.
       judge: says of the result what is to be said of this method's.
+      taught: what the method is given in place of the task's data, with the same test rows; the
+        folder is of the task's data all the same.
       **loop: further arguments of `Run`.
     """
     settings, dataset = task.settings, task.dataset
@@ -272,7 +275,7 @@ def execute(
         print(f"What the prior says of the data: {path}", flush=True)
     run = Run(
         task.log_joint,
-        dataset,
+        taught or dataset,
         method,
         num_steps=num_steps,
         num_chains=num_chains,
