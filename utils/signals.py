@@ -1,11 +1,12 @@
 """Ctrl-C, SIGTERM and SIGHUP as a request that the loop answers when it can."""
 
+import contextlib
 import math
 import pathlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -24,6 +25,16 @@ class Interrupted(Exception):
         super().__init__(signal.Signals(signal_number).name)
         self.signal_number = signal_number
         self.directory: pathlib.Path | None = None
+
+
+@contextlib.contextmanager
+def part_of(directory: pathlib.Path | None) -> Iterator[None]:
+    """Around a loop with a folder of its own inside a run's: what goes on is the run."""
+    try:
+        yield
+    except Interrupted as request:
+        request.directory = directory
+        raise
 
 
 class Interruption:

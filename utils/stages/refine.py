@@ -29,11 +29,10 @@ from haiku_posteriors.core.judging.diagnostics import MIN_DRAWS
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, devices, files, hosts
+from haiku_posteriors.utils import chains, devices, files, hosts, signals
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.logging_utils import Sign, tell
 from haiku_posteriors.utils.settings import Settings
-from haiku_posteriors.utils.signals import Interrupted
 from haiku_posteriors.utils.stages import bias
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import Run, RunResult
@@ -189,11 +188,8 @@ def refine(
         expects_spread=False,
         quiet=say is not tell,
     )
-    try:
+    with signals.part_of(directory):
         result = run.finish()
-    except Interrupted as request:
-        request.directory = directory
-        raise
     if hosts.is_first():  # the others have no result
         with hosts.alone():
             report = _bias(log_joint, dataset, result, refinement, seed, say)

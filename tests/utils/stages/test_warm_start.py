@@ -1,5 +1,8 @@
 """Starts of chains by training: in the run's folder, resumed, and told."""
 
+import signal
+import types
+
 import numpy as np
 import pytest
 from program import run_here
@@ -7,6 +10,7 @@ from program import run_here
 import run_hmc
 from haiku_posteriors.utils import checkpoint_utils, cmd_args_utils, tasks
 from haiku_posteriors.utils.files import read_json
+from haiku_posteriors.utils.signals import Interrupted
 from haiku_posteriors.utils.stages import warm_start
 
 pytestmark = pytest.mark.usefixtures("first_device_only")
@@ -61,3 +65,19 @@ def test_a_run_starts_where_training_ended(tmp_path):
     draws = checkpoint_utils.load_draws(tmp_path / "run" / "draws")
     np.testing.assert_allclose(draws["output/w"][:, -1], members["output/w"][:, -1], atol=1e-4)
     assert read_json(tmp_path / "run" / "flags.json")["warm_start_epochs"] == 30
+
+
+def test_a_stop_in_the_warm_start_names_the_folder_of_the_run(tmp_path, monkeypatch):
+    """Its own folder is inside the run's, and cannot be gone on with alone."""
+
+    def stopped(*arguments, directory, **settings):
+        request = Interrupted(signal.SIGTERM)
+        request.directory = directory
+        raise request
+
+    monkeypatch.setattr(warm_start, "train", stopped)
+    settings = types.SimpleNamespace(warm_start_epochs=5, seed=0, time_limit=None)
+    task = types.SimpleNamespace(settings=settings, log_joint=None, dataset=None)
+    with pytest.raises(Interrupted) as caught:
+        warm_start.train_starts(task, tmp_path, None, 2)
+    assert caught.value.directory == tmp_path
