@@ -416,7 +416,6 @@ MISTAKES = {
         "--member_weights=evidence": "give num_evidence_draws",
         "--anneal_steps=4 --learn_prior_scale=one": "needs a fixed prior",
         "--anneal_steps=4 --member_weights=evidence": "mixed evenly",
-        "--anneal_steps=4 --vi_family=mnf": "needs a family with a density",
         "--method=map --anneal_steps=4": "is for --method=vi",
         "--mean_init_checkpoint=a --init_checkpoint=b": "not both",
         "--kl=forward --temperature=2": "temperature must be 1",

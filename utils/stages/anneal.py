@@ -39,8 +39,6 @@ def check(settings: Settings) -> None:
         return
     if settings.vi_family == "mnf":
         raise UserError("anneal_steps needs a density, which --vi_family=mnf does not have.")
-    if settings.vi_family == "mnf":
-        raise UserError("anneal_steps needs a family with a density, which mnf has not.")
     if settings.learn_prior_scale != "None":
         raise UserError("anneal_steps needs a fixed prior: learn_prior_scale must be None.")
     if settings.member_weights != "even":
