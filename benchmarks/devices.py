@@ -6,6 +6,7 @@ python benchmarks/devices.py fixed_sums       cost of --deterministic_sums, one 
 python benchmarks/devices.py dispatch         jax.pmap, shard_map and jit on sharded arrays
 python benchmarks/devices.py memory           of each of 1, 2 and 4 processes that share the rows
 python benchmarks/devices.py all_reduce       over loopback, against bytes, two processes
+python benchmarks/devices.py model            bytes of a state that is cut along `model`
 python benchmarks/devices.py scaling          of a leapfrog step, one process and two
 """
 
@@ -24,10 +25,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from haiku_posteriors.core import METHODS, hmc, sgd
-from haiku_posteriors.core.likelihoods import gaussian
+from haiku_posteriors.core.implicit import generators, implicit_vi
+from haiku_posteriors.core.likelihoods import categorical, gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.priors import make_prior
-from haiku_posteriors.utils import chains, devices, hosts
+from haiku_posteriors.utils import chains, devices, hosts, models
 
 REPEATS = 15
 COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
@@ -145,6 +147,54 @@ def fixed_sums():
                 )
             usual, fixed_time = best(*runs)
             print(f"{name}, {rows} rows, width {width}: {fixed_time / usual:.2f} times")
+
+
+def model():
+    """Bytes of state and optimizer on a device: of a large generator, and of one that is run."""
+    network = models.get_network("wide_resnet_28_10", 100)
+    images = np.zeros((1, 32, 32, 3), np.float32)
+    large = make_log_joint(network, images, make_prior(1.0), categorical(100))
+    description = generators.Matrix((45, 45), ((45, 45), (45, 45)))
+    generator = generators.make_generator(description, large.random_shapes)
+    shapes = jax.eval_shape(
+        implicit_vi.implicit_vi(large, generator=generator).init, jax.random.key(0), None
+    )
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), shapes)
+    small, inputs, targets = make_problem(200, 256)
+    results = []
+    for count in (1, 2, 4, 8):
+        devices.choose_mesh(f"data:{8 // count},model:{count}", 1)
+        mesh = devices.make_mesh(1)
+        placed = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(
+                sharding.shard_shape(leaf.shape), leaf.dtype
+            ),
+            shapes,
+            devices.state_shardings(mesh, shapes),
+        )
+        print(
+            f"model:{count}: WRN-28-10's generator {devices.num_bytes(shapes) / 1e6:,.0f} MB, "
+            f"on a device {devices.num_bytes(placed) / 1e6:,.0f} MB",
+            flush=True,
+        )
+        method = implicit_vi.implicit_vi(
+            small,
+            generator=generators.make_generator(generators.MLP(2, (16,)), small.random_shapes),
+            batch_size=100,
+        )
+        compiled, arguments = lower(method, inputs, targets)
+        state = compiled(*arguments)[0]
+        whole = devices.num_bytes(state)
+        on_device = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
+        results.append(jax.tree.leaves(devices.to_host(state)))
+        apart = max(
+            float(np.max(np.abs(a - b))) for a, b in zip(results[-1], results[0], strict=True)
+        )
+        print(
+            f"    after an epoch of one of {whole / 1e6:.1f} MB: {on_device / 1e6:.1f} MB on a "
+            f"device, {apart:.1e} from the first",
+            flush=True,
+        )
 
 
 def dispatch():
@@ -270,7 +320,7 @@ def scaling(*arguments):
 
 if __name__ == "__main__":
     # Before JAX starts: forced devices, and threads enough for their collectives.
-    forced = {"collectives": 4, "dispatch": 2}.get(sys.argv[1], 1)
+    forced = {"collectives": 4, "dispatch": 2, "model": 8}.get(sys.argv[1], 1)
     given = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{given} --xla_force_host_platform_device_count={forced}"
     os.environ.setdefault("NPROC", "16")

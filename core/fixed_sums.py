@@ -41,23 +41,11 @@ def sum_in_blocks(
       data: with a placement that has `num_blocks`, in a multiple of as many rows; all of them are
         on every device.
     """
-    placement = data.placement
-    assert placement is not None and placement.num_blocks is not None
-    num_blocks, mesh = placement.num_blocks, placement.sharding.mesh
-    assert isinstance(mesh, Mesh)
-    (axis,) = placement.sharding.spec
-    on_device = num_blocks // mesh.shape[axis]
+    mesh, axis = _mesh_and_axis(data)
 
     def over_devices(function: Callable[[Params, Data], Any]) -> Callable[[Params, Data], Any]:
-        def own_blocks(leaf: jax.Array) -> jax.Array:
-            blocks = leaf.reshape(num_blocks, -1, *leaf.shape[1:])
-            first = jax.lax.axis_index(axis) * on_device
-            return jax.lax.dynamic_slice_in_dim(blocks, first, on_device)
-
         def sum_of_device(params: Params, data: Data) -> Any:
-            parts = jax.lax.map(
-                lambda block: function(params, block), jax.tree.map(own_blocks, data)
-            )
+            parts = jax.lax.map(lambda block: function(params, block), _own_blocks(data))
             return add_in_pairs(jax.lax.all_gather(add_in_pairs(parts), axis))
 
         return on_every_device(sum_of_device, mesh)
@@ -74,6 +62,45 @@ def sum_in_blocks(
 
     total.defvjp(forward, backward)
     return total(params, data)
+
+
+def map_in_blocks(function: Callable[[Data], Any], data: Data) -> Any:
+    """function(data), which gives arrays with a leading axis of rows, block by block.
+
+    Args:
+      function: rows -> arrays, of each row for itself.
+      data: as for `sum_in_blocks`.
+    """
+    mesh, axis = _mesh_and_axis(data)
+
+    def map_on_device(data: Data) -> Any:
+        found = jax.lax.map(function, _own_blocks(data))
+        gathered = jax.lax.all_gather(found, axis, tiled=True)
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), gathered)
+
+    return on_every_device(map_on_device, mesh)(data)
+
+
+def _mesh_and_axis(data: Data) -> tuple[Mesh, str]:
+    assert data.placement is not None
+    mesh = data.placement.sharding.mesh
+    assert isinstance(mesh, Mesh)
+    (axis,) = data.placement.sharding.spec
+    return mesh, axis
+
+
+def _own_blocks(data: Data) -> Data:
+    """Those of this device, (its blocks, rows of a block, ...)."""
+    mesh, axis = _mesh_and_axis(data)
+    assert data.placement is not None and data.placement.num_blocks is not None
+    num_blocks = data.placement.num_blocks
+    count = num_blocks // mesh.shape[axis]
+
+    def cut(leaf: jax.Array) -> jax.Array:
+        blocks = leaf.reshape(num_blocks, -1, *leaf.shape[1:])
+        return jax.lax.dynamic_slice_in_dim(blocks, jax.lax.axis_index(axis) * count, count)
+
+    return jax.tree.map(cut, data)
 
 
 def on_every_device(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:

@@ -1,6 +1,9 @@
 """A method on 1, 2, 4 and 8 forced devices, each from the same states: how far do results differ?
 
-python tests/device_counts.py METHOD [float64] [fixed_sums] [model]
+python tests/device_counts.py METHOD [float64] [fixed_sums] [model] [draw] [spread]
+
+`model` and `draw` put devices on these axes; with `spread`, rows of minibatches are spread over
+devices as those of large data are.
 
 Prints a JSON object: by number of devices, the largest difference from one device, relative to the
 largest value of the leaf, and the names of leaves of which not all bits agree. Starts, states after
@@ -35,6 +38,14 @@ def named_leaves(tree):
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
+def settings_of_draws(name, mesh, is_asked):
+    """By which a method spreads its draws over `draw`."""
+    if not is_asked:
+        return {}
+    number = {"implicit": "num_samples", "smc": "num_particles"}[name]
+    return {number: 16, "place": devices.draw_placement(mesh, 16, ("draw",))}
+
+
 def main(name, *options):
     """Runs it."""
     jax.config.update("jax_enable_x64", "float64" in options)
@@ -48,16 +59,20 @@ def main(name, *options):
         make_prior(1.0),
         gaussian(noise_std=0.3, learn_noise=True),
     )
-    method = METHODS[name](log_joint)
     devices.LARGE_LEAF = 4
+    if "spread" in options:
+        devices.ROWS_ON_EVERY_DEVICE = 0
     start = first = None
     found = {}
     for count in (1, 2, 4, 8):
         shape = f"data:{count // 2},model:2" if "model" in options and count > 1 else None
+        if "draw" in options:
+            shape = f"draw:{count}"
         few = jax.devices()[:count]
         devices.hosts.devices = lambda few=few: few
         devices.choose_mesh(shape, CHAINS, "fixed_sums" in options)
         mesh = devices.make_mesh(CHAINS)
+        method = METHODS[name](log_joint, **settings_of_draws(name, mesh, "draw" in options))
         program = compile_method(method, 5, CHAINS, mesh)
         data = devices.place_data(inputs, targets, mesh, 1, method.in_minibatches)
         state = program.init(None)
@@ -67,7 +82,7 @@ def main(name, *options):
         else:
             state = devices.put(start, jax.tree.map(lambda leaf: leaf.sharding, state))
         cut = [leaf for leaf in jax.tree.leaves(state) if "model" in str(leaf.sharding.spec)]
-        assert bool(cut) == (shape is not None)
+        assert bool(cut) == ("model" in options and count > 1)
         state, info, *_ = program.run(state, data, 0, STEPS)
         draws = program.sample(state, DRAW, STEPS, 5)
         result = {"start": began, "state": state, "info": info, "draws": draws}

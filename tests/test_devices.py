@@ -16,7 +16,7 @@ from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.priors import make_prior
-from haiku_posteriors.utils import data_utils, devices, models
+from haiku_posteriors.utils import data_utils, devices, ensemble_utils, models
 from haiku_posteriors.utils.chains import compile_method
 from haiku_posteriors.utils.train_utils import Run
 
@@ -90,7 +90,10 @@ def test_a_fixed_sum_is_the_sum_and_its_gradient():
 
 
 def test_fixed_sums_give_the_same_bits_on_one_device_and_on_four(problem, monkeypatch):
-    """Adam in float32. Where sums are the compiler's, the bits part in the first epoch."""
+    """Adam in float32, and predictions of test rows.
+
+    Where sums are the compiler's, the bits part in the first epoch.
+    """
     log_joint, dataset = problem
     results = []
     for count in (1, 4):
@@ -101,7 +104,12 @@ def test_fixed_sums_give_the_same_bits_on_one_device_and_on_four(problem, monkey
         compiled = compile_method(sgd.sgd(log_joint, optax.adam(1e-2)), 0, 1, mesh)
         data = devices.place_data(dataset.x_train, dataset.y_train, mesh, 1, True)
         state = compiled.run(compiled.init(None), data, 0, 5)[0]
-        results.append(jax.tree.leaves(devices.to_host(state.params)))
+        predict = ensemble_utils.make_predictor(log_joint, dataset.form)
+        draws = jax.tree.map(lambda leaf: leaf[:, None], state.params)
+        test = devices.place_data(dataset.x_test, dataset.y_test, mesh)
+        predictions = predict(draws, test)
+        assert predictions.outputs.shape[:3] == (1, 1, len(dataset.y_test))
+        results.append([*jax.tree.leaves(devices.to_host(state.params)), *predictions[1:3]])
     for one, four in zip(*results, strict=True):
         np.testing.assert_array_equal(one, four)
 
@@ -159,4 +167,20 @@ def test_1_2_4_and_8_devices_give_the_same_bits_with_fixed_sums(name):
 @pytest.mark.parametrize("name", ["sgd", "hmc", "mean_field_vi", "implicit"])
 def test_a_state_cut_along_the_model_axis_gives_the_same_results(name):
     found = differences(name, "float64", "model")
+    assert max(by_count["difference"] for by_count in found.values()) < 1e-9, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["implicit", "smc"])
+def test_draws_spread_over_devices_give_the_same_results(name):
+    """16 draws of a step, or particles, on the `draw` axis of 1, 2, 4 and 8 devices."""
+    found = differences(name, "float64", "draw")
+    assert max(by_count["difference"] for by_count in found.values()) < 1e-9, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sgd", "mean_field_vi"])
+def test_rows_too_many_for_every_device_give_the_same_results(name):
+    """Rows of minibatches that stay spread, as those above 1 GB do."""
+    found = differences(name, "float64", "spread")
     assert max(by_count["difference"] for by_count in found.values()) < 1e-9, found

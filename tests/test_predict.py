@@ -6,6 +6,7 @@ import shlex
 
 import jax
 import numpy as np
+import program
 import pytest
 from synthetic_runs import write_loadable_run
 
@@ -14,7 +15,7 @@ import predict
 import run_hmc
 import run_vi
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.utils import cmd_args_utils, files, tasks
+from haiku_posteriors.utils import cmd_args_utils, devices, files, tasks
 from haiku_posteriors.utils.problem import Problem
 from haiku_posteriors.utils.report import loaded_runs, prediction_tables
 
@@ -99,6 +100,33 @@ def check_test_rows(run, folder, output):
     found, own = files.read_arrays(output), files.read_arrays(run / "predictions.npz")
     assert found["predictions"].dtype == own["test_predictions"].dtype == np.float32
     np.testing.assert_array_equal(found["predictions"], own["test_predictions"])
+
+
+@pytest.mark.slow
+def test_a_run_with_fixed_sums_predicts_its_bits_and_those_of_one_device(folder):
+    """Four devices here, one in a process of its own; predict.py knows from the folder alone."""
+    flags = command(folder, f"{HMC} --deterministic_sums")
+    try:
+        four = run_here(run_hmc, flags, folder / "four")
+    finally:
+        devices.choose_mesh(None, 1)
+    check_test_rows(four, folder, folder / "four.npz")
+    program.succeed("run_hmc.py", *flags, f"--dir={folder / 'one'}")
+    one = files.read_arrays(folder / "one" / "predictions.npz")
+    for name, values in files.read_arrays(four / "predictions.npz").items():
+        np.testing.assert_array_equal(values, one[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_given_mesh_is_predicted_with_by_that_of_the_rule(folder):
+    try:
+        run = run_here(run_hmc, command(folder, f"{HMC} --mesh=data:4"), folder / "mesh")
+    finally:
+        devices.choose_mesh(None, 1)
+    predict_here(f"--run={run}", f"--inputs={folder}/new.csv", f"--output={folder}/mesh.npz")
+    own = files.read_arrays(run / "predictions.npz")["test_predictions"]
+    found = files.read_arrays(folder / "mesh.npz")
+    np.testing.assert_allclose(found["mean"], own[..., 0].mean(0, float), rtol=1e-5)
     return found, own
 
 

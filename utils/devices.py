@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from haiku_posteriors.core import fixed_sums
+from haiku_posteriors.core import fixed_sums as sums
 from haiku_posteriors.core.data import (
     Data,
     Inputs,
@@ -114,11 +114,19 @@ def choose_mesh(text: str | None, num_chains: int, fixed_sums: bool = False) -> 
     _chosen.shape = shape
 
 
-def make_mesh(num_chains: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The given shape, or that of the rule; `devices` are all by default."""
+def make_mesh(
+    num_chains: int, devices: Sequence[jax.Device] | None = None, fixed_sums: bool | None = None
+) -> Mesh:
+    """The given shape, or that of the rule.
+
+    Args:
+      num_chains: of what runs there.
+      devices: all by default.
+      fixed_sums: whether sums over rows are those of `core.fixed_sums`; as chosen by default.
+    """
     devices = hosts.devices() if devices is None else devices
     shape = dict.fromkeys(AXES, 1)
-    if _chosen.fixed_sums:
+    if _chosen.fixed_sums if fixed_sums is None else fixed_sums:
         shape["data"] = len(devices)
     elif math.prod(_chosen.shape.values()) == len(devices):
         shape |= _chosen.shape
@@ -168,9 +176,9 @@ def compile_for(mesh: Mesh, function: Callable[..., Any], **options: Any) -> jax
             return function(*given)
 
         arrays = (value for index, value in enumerate(arguments) if index not in static)
-        return fixed_sums.on_every_device(program, mesh)(*arrays)
+        return sums.on_every_device(program, mesh)(*arrays)
 
-    return jax.jit(on_every_device, compiler_options=fixed_sums.AS_WRITTEN, **options)
+    return jax.jit(on_every_device, compiler_options=sums.AS_WRITTEN, **options)
 
 
 def chain_sharding(mesh: Mesh) -> NamedSharding:
@@ -235,6 +243,7 @@ def place_data(
     mesh: Mesh,
     num_microbatches: int = 1,
     in_minibatches: bool = False,
+    fixed_sums: bool | None = None,
 ) -> Data:
     """Puts rows on the devices, padded so that devices and microbatches divide them.
 
@@ -244,18 +253,21 @@ def place_data(
       num_microbatches: pieces in which they are summed over.
       in_minibatches: whether minibatches are drawn of them. Rows of up to ROWS_ON_EVERY_DEVICE
         bytes are then copied to every device; of more, a step carries its minibatch's rows.
+      fixed_sums: whether sums over them are those of `core.fixed_sums`, for which every device has
+        all rows; as chosen by default.
     """
-    multiple = (NUM_BLOCKS if _chosen.fixed_sums else mesh.shape["data"]) * num_microbatches
+    is_fixed = _chosen.fixed_sums if fixed_sums is None else fixed_sums
+    multiple = (NUM_BLOCKS if is_fixed else mesh.shape["data"]) * num_microbatches
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     if not hosts.are_several():
         data = jax.device_put(make_data(inputs, targets, multiple), sharding)
     else:
         data = _of_own_rows(inputs, targets, multiple, sharding)
-    if _chosen.fixed_sums:
+    if is_fixed:
         data = dataclasses.replace(data, placement=Placement(sharding, multiple, NUM_BLOCKS))
     elif mesh.shape["data"] > 1:
         data = dataclasses.replace(data, placement=Placement(sharding, multiple))
-    if _chosen.fixed_sums or (in_minibatches and num_bytes(data) <= ROWS_ON_EVERY_DEVICE):
+    if is_fixed or (in_minibatches and num_bytes(data) <= ROWS_ON_EVERY_DEVICE):
         return _copy_to(replicated(mesh))(data)
     return data
 

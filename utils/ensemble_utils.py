@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+from haiku_posteriors.core import fixed_sums
 from haiku_posteriors.core.data import Data, Inputs, pad, spread
 from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.core.log_joint import LogJoint
@@ -19,9 +20,12 @@ ROWS_AT_ONCE = 1000
 def make_predictor(log_joint: LogJoint, form: DataForm) -> Callable[[Params, Data], Predictions]:
     """A compiled function from draws (chains, draws, ...) and data to `Predictions`."""
 
-    def predict_one(params: Params, data: Data) -> tuple[jax.Array, jax.Array]:
+    def predict_rows(
+        params: Params, data: Data, multiple_of: int = 1
+    ) -> tuple[jax.Array, jax.Array]:
+        """In pieces of ROWS_AT_ONCE; with padding after the rows."""
         pieces = -(-data.weights.shape[0] // ROWS_AT_ONCE)
-        data = spread(pad(data, pieces * (data.placement.multiple_of if data.placement else 1)))
+        data = spread(pad(data, pieces * multiple_of))
 
         def split(leaf: jax.Array) -> jax.Array:
             # Strided, as in `core.log_joint`, so that rows spread over devices stay where they are.
@@ -41,15 +45,30 @@ def make_predictor(log_joint: LogJoint, form: DataForm) -> Callable[[Params, Dat
             for array in (outputs, log_likelihoods)
         )
 
-    @jax.jit
+    def predict_one(params: Params, data: Data) -> tuple[jax.Array, jax.Array]:
+        if data.placement is None or data.placement.num_blocks is None:
+            return predict_rows(params, data, data.placement.multiple_of if data.placement else 1)
+        size = data.weights.shape[0] // data.placement.num_blocks
+
+        def predict_block(block: Data) -> tuple[jax.Array, jax.Array]:
+            outputs, log_likelihoods = predict_rows(params, block)
+            return outputs[:size], log_likelihoods[:size]
+
+        return fixed_sums.map_in_blocks(predict_block, data)
+
     def predict(draws: Params, data: Data) -> tuple[jax.Array, jax.Array]:
         # Chains may be spread over devices; draws go one after another to bound memory.
         return jax.vmap(lambda chain: jax.lax.map(lambda params: predict_one(params, data), chain))(
             draws
         )
 
+    compiled = jax.jit(predict)
+    compiled_as_written = jax.jit(predict, compiler_options=fixed_sums.AS_WRITTEN)
+
     def predictor(draws: Params, data: Data) -> Predictions:
-        outputs, log_likelihoods = devices.to_host(predict(draws, data))
+        is_fixed = data.placement is not None and data.placement.num_blocks is not None
+        program = compiled_as_written if is_fixed else compiled
+        outputs, log_likelihoods = devices.to_host(program(draws, data))
         return Predictions(
             form.task,
             to_original_units(outputs[:, :, : data.num_rows], form),

@@ -230,6 +230,7 @@ def describe(task: Task, num_chains: int, num_draws: int) -> StoredProblem:
         min(num_draws, draws_per_block(task.log_joint.shapes, num_chains)),
         len(task.dataset.y_test),
         models.source_of(model_name),
+        task.settings.values.get("deterministic_sums", False),
     )
 
 

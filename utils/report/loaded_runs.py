@@ -74,7 +74,7 @@ class LoadedRun:
         self._store, self._draws_per_chain = store, draws_per_chain
         self._kept: list[Params] | None = None
         self.num_draws = stored.num_chains * draws_per_chain
-        self._mesh = devices.make_mesh(stored.num_chains)
+        self._mesh = devices.make_mesh(stored.num_chains, fixed_sums=stored.fixed_sums)
         self._predict = ensemble_utils.make_predictor(log_joint, self.form)
 
     def predict(self, x: Rows, progress: Progress | None = None) -> Predictive:
@@ -233,7 +233,12 @@ class LoadedRun:
             count = min(size, total - first)
             # Padded here and not as padding of `Data`, whose number of rows a program is for.
             index = np.where(np.arange(size) < count, first + np.arange(size), first)
-            data = devices.place_data(take_rows(inputs, index), targets[index], self._mesh)
+            data = devices.place_data(
+                take_rows(inputs, index),
+                targets[index],
+                self._mesh,
+                fixed_sums=self.stored.fixed_sums,
+            )
             found = []
             for part in self._parts() if parts is None else parts:
                 for predictions in ensemble_utils.predict_part(

@@ -32,6 +32,7 @@ class StoredProblem(NamedTuple):
         program can be used again.
       num_test_rows: rows that were predicted by one call, likewise.
       network: file and checksum of the network's source, see `models.source_of`.
+      fixed_sums: whether the run was made with --deterministic_sums, and predicted accordingly.
     """
 
     problem: Problem
@@ -40,6 +41,7 @@ class StoredProblem(NamedTuple):
     draws_at_once: int
     num_test_rows: int
     network: dict[str, str | None]
+    fixed_sums: bool = False
 
 
 def versions() -> dict[str, str]:
@@ -95,6 +97,7 @@ def _from_json(content: dict[str, Any]) -> StoredProblem:
         int(content["draws_at_once"]),
         int(content["num_test_rows"]),
         dict(content["network"]),
+        bool(content.get("fixed_sums", False)),  # the first files with this format have none
     )
 
 
