@@ -1,6 +1,6 @@
 """What devices cost: sharding on one, collectives of a step, host memory, fixed sums, dispatch.
 
-python benchmarks/devices.py collectives      of every method, from the compiled program
+python benchmarks/devices.py collectives      of every method or those named, as compiled
 python benchmarks/devices.py overhead         of the sharded program over a plain one, one device
 python benchmarks/devices.py fixed_sums       cost of --deterministic_sums, one device
 python benchmarks/devices.py dispatch         jax.pmap, shard_map and jit on sharded arrays
@@ -57,12 +57,12 @@ def lower(method, inputs, targets, num_chains=1):
     return program.run.lower(*arguments).compile(), arguments
 
 
-def collectives():
-    """By method: collectives in the innermost loop that has some, and their bytes."""
+def collectives(*names):
+    """Collectives of methods, all by default, in the innermost loop that has some; their bytes."""
     log_joint, inputs, targets = make_problem(70, 16)
     print(f"{sum(leaf.size for leaf in jax.tree.leaves(log_joint.shapes))} parameters")
-    for name, make in METHODS.items():
-        compiled, _ = lower(make(log_joint), inputs, targets)
+    for name in names or METHODS:
+        compiled, _ = lower(METHODS[name](log_joint), inputs, targets)
         by_loop = {}
         for line in compiled.as_text().splitlines():
             found = re.search(rf"= (.*?) ({COLLECTIVES})(?:-start)?\(", line)
@@ -74,10 +74,10 @@ def collectives():
                     for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", found[1])
                 ]
                 by_loop.setdefault(depth, []).append((found[2], sum(sizes)))
-        deepest = max(by_loop)
-        told = "; ".join(f"{kind} of {size:,} bytes" for kind, size in by_loop[deepest])
+        deepest = max(by_loop, default=0)
+        told = "; ".join(f"{kind} of {size:,} bytes" for kind, size in by_loop.get(deepest, []))
         others = sum(len(found) for depth, found in by_loop.items() if depth < deepest)
-        print(f"{name}: a step has {told}; outside of it {others}")
+        print(f"{name}: a step has {told or 'none'}; outside of it {others}")
 
 
 def best(function, *others):
@@ -121,9 +121,11 @@ def overhead():
 
             one = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), state)
             count = np.int32(4 if name == "hmc" else 40)  # a call is worth some milliseconds
+            # Compiled beforehand as well: such a call costs more than one that jax.jit caches.
+            plain_compiled = plain.lower(one, plain_data, count).compile()
             ours, bare = best(
                 lambda: compiled(state, data, np.int32(0), count),  # noqa: B023
-                lambda: plain(one, plain_data, count),  # noqa: B023
+                lambda: plain_compiled(one, plain_data, count),  # noqa: B023
             )
             print(
                 f"{name}, {rows} rows, width {width}: {ours * 1e3:.2f} ms sharded, "

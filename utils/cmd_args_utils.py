@@ -368,7 +368,7 @@ DEVICES = (
         "deterministic_sums",
         "bool",
         False,
-        "Sum over rows in an order that does not depend on the number of devices.",
+        "Compute in one order on any number of devices: equal bits, at a cost.",
     ),
     Flag(
         "coordinator_address",
