@@ -207,6 +207,7 @@ def test_one_that_hangs_ends_the_other_with_a_sentence(victim, tmp_path):
     finally:
         for process in processes:
             process.kill()
+        processes[victim].communicate()
     assert processes[1 - victim].returncode == hosts.EXIT_LOST
     assert f"Process {victim} gave no sign of life for 30 s, as process {1 - victim} finds" in err
     assert "Start the same command again on all" in err

@@ -100,6 +100,7 @@ def check_test_rows(run, folder, output):
     found, own = files.read_arrays(output), files.read_arrays(run / "predictions.npz")
     assert found["predictions"].dtype == own["test_predictions"].dtype == np.float32
     np.testing.assert_array_equal(found["predictions"], own["test_predictions"])
+    return found, own
 
 
 @pytest.mark.slow
@@ -127,7 +128,6 @@ def test_a_run_on_a_given_mesh_is_predicted_with_by_that_of_the_rule(folder):
     own = files.read_arrays(run / "predictions.npz")["test_predictions"]
     found = files.read_arrays(folder / "mesh.npz")
     np.testing.assert_allclose(found["mean"], own[..., 0].mean(0, float), rtol=1e-5, atol=1e-4)
-    return found, own
 
 
 def test_test_rows_on_four_devices(regression, folder, tmp_path, capsys):
