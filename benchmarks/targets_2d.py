@@ -106,13 +106,13 @@ def methods(log_joint: LogJoint, num_steps: int) -> dict[str, tuple[Method, int,
     }
     found: dict[str, tuple[Method, int, int | None]] = {
         "mean_field": (
-            vi.mean_field_vi(log_joint, optax.adam(schedule), sigma_init=1.0, num_samples=16),
+            vi.mean_field_vi(log_joint, optax.adam(schedule), 1, sigma_init=1.0, num_samples=16),
             num_steps,
             None,
         ),
         "low_rank": (
             low_rank.low_rank_vi(
-                log_joint, optax.adam(schedule), rank=1, sigma_init=1.0, num_samples=16
+                log_joint, optax.adam(schedule), 1, rank=1, sigma_init=1.0, num_samples=16
             ),
             num_steps,
             None,
@@ -122,6 +122,7 @@ def methods(log_joint: LogJoint, num_steps: int) -> dict[str, tuple[Method, int,
         method = implicit_vi.implicit_vi(
             log_joint,
             optax.adam(schedule),
+            1,
             generator=generator,
             estimator=estimator,
             num_samples=16,

@@ -175,7 +175,9 @@ def main() -> None:
     parser.add_argument("path", help="waveform.npz")
     parser.add_argument("--num_steps", type=int, default=4000, help="of Adam, on all rows")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="names of families and objectives begin with")
     arguments = parser.parse_args()
+    only = tuple(arguments.only.split(","))
     _, dataset, log_joint = load_problem(
         Problem(
             dataset_name=arguments.path,
@@ -204,6 +206,8 @@ def main() -> None:
         return np.asarray(jax.vmap(lambda w: ravel_pytree(w)[0])(draws), float)
 
     for name, (method, family) in families(log_joint, data, optimizer).items():
+        if not name.startswith(only):
+            continue
         state, seconds = train(method, data, arguments.num_steps, arguments.seed)
         evaluate = _bound(family, state[0], data)
         add(name, draws_of(method, state), with_error(evaluate(key)), "", seconds)
@@ -211,6 +215,8 @@ def main() -> None:
     generator = generators.make_generator(generators.MLP(22, (32,)), shapes)
     reverse = bounds.laplace_reverse(22, jnp.float32)
     for name, method in objectives(log_joint, generator, data, optimizer).items():
+        if not name.startswith(only):
+            continue
         state, seconds = train(method, data, arguments.num_steps, arguments.seed)
         common = (key, log_joint, generator, state.sampler, data)
         bound = jax.jit(

@@ -231,6 +231,50 @@ def test_layerwise_members_are_weighed_and_bounded(tmp_path, capsys):
 
 
 @pytest.mark.slow  # compiles a program for each of its stages
+@pytest.mark.parametrize("family", ["low_rank", "mnf"])
+def test_families_with_latents_are_bounded_and_resumed(family, tmp_path, capsys):
+    flags = (
+        f"--vi_family={family} --num_epochs=40 --warm_start_epochs=20 --num_members=2 "
+        "--vi_ensemble_size=10 --num_evidence_draws=8 --save_freq=10 --learn_noise"
+    )
+    run_here(run_vi, flags, tmp_path / "run")
+    out = capsys.readouterr().out
+    assert "ELBO of the mixture, a lower bound of the log-evidence" in out
+    assert ("Pareto k" in out) == (family == "low_rank")
+    evidence = json.loads((tmp_path / "run/evidence.json").read_text())
+    gain = evidence["value"] - np.mean(evidence["values"])
+    assert -1e-3 < gain < np.log(2) + 1e-3  # 0 where there is no density
+    summary, draws, _ = outcome(tmp_path / "run")
+    assert summary["num_draws"] == 20
+    assert all(np.ptp(values, axis=1).min() > 0 for values in draws.values())
+    # Killed after its second checkpoint: the same bits.
+    (tmp_path / "killed").mkdir()
+    directory = tmp_path / "killed/run"
+    whole_flags = [f"--dir={directory}", *flags.split()]
+    program.kill_after_checkpoint(directory, "run_vi.py", *whole_flags)
+    program.succeed("run_vi.py", *whole_flags)
+    assert_same_outcome(directory, tmp_path / "run")
+
+
+@pytest.mark.slow  # compiles a program for each of its stages
+@pytest.mark.parametrize("objective", ["sivi", "uivi"])
+def test_semi_implicit_runs_have_bounds_from_both_sides(objective, tmp_path, capsys):
+    flags = (
+        f"--objective={objective} --num_epochs=30 --pretrain_epochs=20 --pretrain_starts=1 "
+        "--num_mixture_draws=5 --num_draws=8 --num_evidence_draws=20 --sandwich_draws=30"
+    )
+    run_here(run_implicit, flags, tmp_path / "run")
+    assert "Semi-implicit bounds of the ELBO, K = 30" in capsys.readouterr().out
+    found = json.loads((tmp_path / "run/evidence.json").read_text())["sandwich"]
+    assert found["num_mixture_draws"] == [1, 3, 10, 30]
+    lower, upper = (np.array(found[f"elbo_{name}"])[0] for name in ("lower", "upper"))
+    assert np.all(np.diff(lower) > 0) and np.all(lower < upper)
+    assert (tmp_path / "run/sandwich.png").exists()
+    last = read_rows(tmp_path / "run/metrics.jsonl")[-1]
+    assert "semi_implicit_bound" in last and ("reverse_acceptance" in last) == (objective == "uivi")
+
+
+@pytest.mark.slow  # compiles a program for each of its stages
 def test_run_implicit_says_what_it_does(tmp_path, capsys):
     one = " --num_members=1 --member_weights=even --num_evidence_draws=0 --num_draws=8"
     run_here(run_implicit, RUNS[run_implicit] + one, tmp_path / "run")

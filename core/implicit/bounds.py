@@ -33,7 +33,7 @@ from jax.flatten_util import ravel_pytree
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.implicit.generators import Generator
-from haiku_posteriors.core.implicit.samplers import Sampler, latents, weights_at
+from haiku_posteriors.core.implicit.samplers import Sampler, normal_latents, weights_at
 from haiku_posteriors.core.log_joint import LogJoint
 
 PRIOR_SHARE = 0.05
@@ -254,12 +254,7 @@ def hierarchical_bound(
       num_inner: K.
     """
     outer_key, inner_key = (jax.random.fold_in(rng_key, index) for index in range(2))
-    z, e = latents(
-        lambda like: jax.random.normal(outer_key, like.shape, like.dtype),
-        generator,
-        sampler,
-        num_samples,
-    )
+    z, e = normal_latents(outer_key, generator, sampler, num_samples)
     whitened, log_scales = whitened_map(generator, sampler)
 
     def value(draw: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:

@@ -54,6 +54,7 @@ from haiku_posteriors.core.implicit.samplers import (
     Start,
     initial_sampler,
     latents,
+    normal_latents,
     weights_at,
 )
 from haiku_posteriors.core.log_joint import LogJoint
@@ -390,8 +391,7 @@ def implicit_vi(
         return minibatch_epoch(rng_key, update, state, data, batch_size)
 
     def sample(rng_key: jax.Array, state: ImplicitState, num_draws: int) -> Params:
-        normal = functools.partial(trees.normal_like, rng_key)
-        z_and_e = latents(normal, generator, state.sampler, num_draws)
+        z_and_e = normal_latents(rng_key, generator, state.sampler, num_draws)
         drawn = jax.vmap(lambda z, e: weights_at(generator, state.sampler, z, e)[2])(*z_and_e)
         return trees.merge(drawn, repeat(state.sampler.point, num_draws))
 

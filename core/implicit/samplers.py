@@ -3,6 +3,7 @@
 z ~ N(0, I_d),   e ~ N(0, I_D),   noise scales s in R^D
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -102,6 +103,13 @@ def latents(
     shape = (num_draws, generator.latent_size + generator.num_weights)
     both = normal(jnp.zeros(shape, jax.tree.leaves(sampler.log_scale)[0].dtype))
     return both[:, : generator.latent_size], both[:, generator.latent_size :]
+
+
+def normal_latents(
+    rng_key: jax.Array, generator: Generator, sampler: Sampler, num_draws: int
+) -> tuple[jax.Array, jax.Array]:
+    """`latents` of exactly normal values, as draws and bounds need them."""
+    return latents(functools.partial(trees.normal_like, rng_key), generator, sampler, num_draws)
 
 
 def weights_at(

@@ -24,7 +24,7 @@ from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.implicit.bounds import Whitened, log_standard_normal, whitened_map
 from haiku_posteriors.core.implicit.generators import Generator
-from haiku_posteriors.core.implicit.samplers import Sampler, latents, weights_at
+from haiku_posteriors.core.implicit.samplers import Sampler, normal_latents, weights_at
 from haiku_posteriors.core.log_joint import LogJoint
 
 DRAWS_AT_ONCE = 10
@@ -136,12 +136,7 @@ def sandwich(
       counts: increasing numbers K.
     """
     outer_key, inner_key = (jax.random.fold_in(rng_key, index) for index in range(2))
-    z, e = latents(
-        lambda like: jax.random.normal(outer_key, like.shape, like.dtype),
-        generator,
-        sampler,
-        num_samples,
-    )
+    z, e = normal_latents(outer_key, generator, sampler, num_samples)
     whitened, log_scales = whitened_map(generator, sampler)
 
     def value(draw: tuple[jax.Array, jax.Array, jax.Array]) -> Sandwich:

@@ -12,23 +12,16 @@ import pytest
 import scipy.optimize
 import scipy.stats
 from jax.flatten_util import ravel_pytree
-from scenarios import LinearGaussian, assert_mean
+from scenarios import assert_mean, correlated_model
 
 from haiku_posteriors.core import low_rank
-from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.priors import make_prior
 
-ROWS, NOISE, PRIOR_STD = 12, 0.6, 1.3
-GENERATOR = np.random.default_rng(1)
-MIXING = np.array([[1, 0.8, 0.4], [0, 0.6, 0.5], [0, 0, 0.8]])  # correlated columns
-INPUTS = (0.5 + GENERATOR.normal(size=(ROWS, 3)) @ MIXING).astype(np.float32)
-TARGETS = (INPUTS @ [[1.0], [-2.0], [0.5]] + NOISE * GENERATOR.normal(size=(ROWS, 1))).astype(
-    np.float32
-)
-MODEL = LinearGaussian(INPUTS, TARGETS, NOISE, PRIOR_STD)
+MODEL = correlated_model()
+ROWS = len(MODEL.inputs)
 
 
 def network(inputs):
@@ -46,12 +39,12 @@ def moments(q):
 TEMPERATURE = 2.0
 NETWORK = make_log_joint(
     network,
-    INPUTS,
-    make_prior(PRIOR_STD**-2),
-    gaussian(NOISE, learn_noise=True),
+    MODEL.inputs,
+    make_prior(MODEL.prior_std**-2),
+    gaussian(MODEL.noise_std, learn_noise=True),
     temperature=TEMPERATURE,
 )
-DATA = jax.tree.map(jnp.asarray, make_data(INPUTS, TARGETS))
+DATA = MODEL.data()
 
 
 def some_posterior():

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
-from scenarios import LinearGaussian, assert_mean, chain_keys
+from scenarios import assert_mean, chain_keys, correlated_model
 
 from haiku_posteriors.core import multiplicative_flows
 from haiku_posteriors.core.likelihoods import gaussian
@@ -20,14 +20,8 @@ from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.multiplicative_flows import MultiplicativeFamily
 from haiku_posteriors.core.priors import make_prior
 
-ROWS, NOISE, PRIOR_STD = 12, 0.6, 1.3
-GENERATOR = np.random.default_rng(1)
-MIXING = np.array([[1, 0.8, 0.4], [0, 0.6, 0.5], [0, 0, 0.8]])  # correlated columns
-INPUTS = (0.5 + GENERATOR.normal(size=(ROWS, 3)) @ MIXING).astype(np.float32)
-TARGETS = (INPUTS @ [[1.0], [-2.0], [0.5]] + NOISE * GENERATOR.normal(size=(ROWS, 1))).astype(
-    np.float32
-)
-MODEL = LinearGaussian(INPUTS, TARGETS, NOISE, PRIOR_STD)
+MODEL = correlated_model()
+GENERATOR = np.random.default_rng(2)
 LOG_JOINT, DATA = MODEL.log_joint(), MODEL.data()
 start = functools.partial(
     multiplicative_flows.initial_multiplicative, num_couplings=2, hidden_size=8
@@ -102,7 +96,7 @@ def test_below_the_evidence_and_above_mean_field():
     family = MultiplicativeFamily(LOG_JOINT)
     schedule = optax.cosine_decay_schedule(0.03, 6000, alpha=0.02)
     method = multiplicative_flows.multiplicative_flow_vi(
-        LOG_JOINT, optax.adam(schedule), ROWS, sigma_init=0.1, num_samples=16
+        LOG_JOINT, optax.adam(schedule), len(MODEL.inputs), sigma_init=0.1, num_samples=16
     )
 
     @jax.jit

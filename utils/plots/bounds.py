@@ -44,10 +44,11 @@ def closing_bounds(
         axis.fill_between(counts, lower[member], upper[member], color="#EEEEEE", zorder=0)
         if exact is not None:
             axis.axhline(exact, color="black", linestyle="--", linewidth=1, label="ELBO")
-        # Of one draw or two the upper bound is far away, and would hide where they meet.
-        last = upper[member][-1] - lower[member][-1]
-        limit = max(20 * last, lower[member][-1] - lower[member][0])
-        axis.set(xscale="log", ylim=(lower[member][0] - 0.1 * limit, upper[member][-1] + limit))
+        # Of few draws the upper bound is far away, and would hide where they meet.
+        width = max(upper[member][-1] - lower[member][-1], lower[member][-1] - lower[member][0])
+        low, high = lower[member].min(), min(upper[member].max(), upper[member][-1] + 2 * width)
+        margin = 0.06 * (high - low)
+        axis.set(xscale="log", ylim=(low - margin, high + margin))
         if len(axes) > 1:
             axis.set_title(f"member {member}")
     figure.suptitle(title)
