@@ -13,6 +13,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils.plots.style import BLUE, GREY, new_figure, save
 
-NUM_DRAWS, NUM_DIRECTIONS = 2000, 32
+NUM_DRAWS, NUM_DIRECTIONS, NUM_SAMPLES = 2000, 32, 16
 PRIOR_STD = 4.0  # from which SMC starts; other methods do not notice it
 DATA = Data(*(np.ones(shape, np.float32) for shape in ((1, 1), (1, 1), 1)), num_rows=1)
 COVARIANCES = ([[2.0, 1.8], [1.8, 2.0]], [[2.0, -1.8], [-1.8, 2.0]])
@@ -79,9 +80,15 @@ def exact_draws(name: str, count: int, seed: int) -> np.ndarray:
 TARGETS = {"banana": banana, "two modes": two_modes, "x": cross}
 
 
-def log_joint_of(density: Callable[[jax.Array], jax.Array]) -> LogJoint:
-    """A log-joint whose posterior is the density: a wide prior, and what is left as likelihood."""
+def log_joint_of(target: jax.Array) -> LogJoint:
+    """A log-joint whose posterior is a target: a wide prior, and what is left as likelihood.
+
+    The target is a number, so that one program serves all three.
+    """
     prior = make_prior(PRIOR_STD**-2)
+
+    def density(x: jax.Array) -> jax.Array:
+        return jax.lax.switch(target, list(TARGETS.values()), x)
 
     def log_likelihood(outputs: jax.Array, targets: jax.Array, own: dict) -> jax.Array:
         return jax.vmap(lambda x: density(x) - prior.log_density({"x": {"w": x}}))(outputs)
@@ -94,85 +101,92 @@ def log_joint_of(density: Callable[[jax.Array], jax.Array]) -> LogJoint:
     )
 
 
-def methods(log_joint: LogJoint, num_steps: int) -> dict[str, tuple[Method, int, int | None]]:
-    """Of each name: the method, its steps before the first draw, steps between draws or None."""
-    schedule = optax.cosine_decay_schedule(1e-2, num_steps)
-    generator = generators.make_generator(generators.MLP(3, (50, 50)), log_joint.random_shapes)
-    estimators: dict[str, implicit_vi.EntropyEstimator] = {
-        "linearised": implicit_vi.Estimator("exact"),
-        "hierarchical": None,
-        "sivi": semi_implicit.Mixture(50),
-        "uivi": unbiased.Unbiased(),
-    }
-    found: dict[str, tuple[Method, int, int | None]] = {
-        "mean_field": (
-            vi.mean_field_vi(log_joint, optax.adam(schedule), 1, sigma_init=1.0, num_samples=16),
-            num_steps,
-            None,
+class Recipe(NamedTuple):
+    """How a method comes to its draws.
+
+    Attributes:
+      make: log-joint -> method.
+      num_steps: before the first draw.
+      num_chains: that each give draws, one a step; None where the last state gives them all.
+    """
+
+    make: Callable[[LogJoint], Method]
+    num_steps: int
+    num_chains: int | None = None
+
+
+def recipes(num_steps: int) -> dict[str, Recipe]:
+    """By name; `num_steps` of optimisers."""
+    optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, num_steps))
+    gaussian_settings: dict[str, Any] = {"sigma_init": 1.0, "num_samples": NUM_SAMPLES}
+
+    def implicit(
+        objective: str, estimator: implicit_vi.EntropyEstimator
+    ) -> Callable[[LogJoint], Method]:
+        def make(log_joint: LogJoint) -> Method:
+            description = generators.MLP(3, (50, 50))
+            return implicit_vi.implicit_vi(
+                log_joint,
+                optimizer,
+                1,
+                generator=generators.make_generator(description, log_joint.random_shapes),
+                estimator=estimator,
+                num_samples=NUM_SAMPLES,
+                start=Start("prior", 0.1, 0.5),
+                objective=implicit_vi.Objective(objective),
+            )
+
+        return make
+
+    return {
+        "mean_field": Recipe(
+            lambda target: vi.mean_field_vi(target, optimizer, 1, **gaussian_settings), num_steps
         ),
-        "low_rank": (
-            low_rank.low_rank_vi(
-                log_joint, optax.adam(schedule), 1, rank=1, sigma_init=1.0, num_samples=16
-            ),
+        "low_rank": Recipe(
+            lambda target: low_rank.low_rank_vi(target, optimizer, 1, rank=1, **gaussian_settings),
             num_steps,
-            None,
         ),
-    }
-    for name, estimator in estimators.items():
-        method = implicit_vi.implicit_vi(
-            log_joint,
-            optax.adam(schedule),
-            1,
-            generator=generator,
-            estimator=estimator,
-            num_samples=16,
-            start=Start("prior", 0.1, 0.5),
-            objective=implicit_vi.Objective(name),
-        )
-        found[name] = (method, num_steps, None)
-    return found | {
-        "hmc": (hmc.hmc(log_joint, num_burn_in=300), 300, 1),
-        "mclmc": (mclmc.mclmc(log_joint, num_burn_in=300), 300, 1),
-        "smc": (smc.smc(log_joint, num_particles=NUM_DRAWS), 30, None),
+        "linearised": Recipe(implicit("linearised", implicit_vi.Estimator("exact")), num_steps),
+        "hierarchical": Recipe(implicit("hierarchical", None), num_steps),
+        "sivi": Recipe(implicit("sivi", semi_implicit.Mixture(50)), num_steps),
+        "uivi": Recipe(implicit("uivi", unbiased.Unbiased()), num_steps),
+        "hmc": Recipe(lambda target: hmc.hmc(target, num_burn_in=300), 300, 4),
+        "mclmc": Recipe(lambda target: mclmc.mclmc(target, num_burn_in=300), 300, 4),
+        "smc": Recipe(lambda target: smc.smc(target, num_particles=NUM_DRAWS), 30),
     }
 
 
-def draws_of(
-    method: Method, num_steps: int, thinning: int | None, seed: int
-) -> tuple[np.ndarray, float]:
-    """Draws (NUM_DRAWS, 2) of one run, or of 4 chains; and processor seconds without compiling."""
-    chains = 1 if thinning is None else 4
+def compile_recipe(recipe: Recipe) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """(rng_key, target) -> draws (NUM_DRAWS, 2), compiled."""
+    count = recipe.num_chains or 1
 
     @jax.jit
-    def run(key: jax.Array) -> jax.Array:
-        keys = jax.vmap(lambda chain: jax.random.fold_in(key, chain))(jnp.arange(chains))
+    def run(key: jax.Array, target: jax.Array) -> jax.Array:
+        method = recipe.make(log_joint_of(target))
+        keys = jax.vmap(lambda chain: jax.random.fold_in(key, chain))(jnp.arange(count))
+
+        def step(states: Any, number: jax.Array) -> Any:
+            own = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+            states, _ = jax.vmap(method.step, (0, 0, None))(own, states, DATA)
+            return method.pool(states) if method.pool else states
+
         states = jax.vmap(lambda key: method.init(key, None))(keys)
+        states = jax.lax.fori_loop(
+            1, 1 + recipe.num_steps, lambda number, states: step(states, number), states
+        )
+        if recipe.num_chains is None:
+            last = jax.tree.map(lambda leaf: leaf[0], states)
+            return method.sample(jax.random.fold_in(key, 0), last, NUM_DRAWS)["x"]["w"]
 
-        def steps(states: tuple, first: jax.Array, count: int) -> tuple:
-            def body(number: jax.Array, states: tuple) -> tuple:
-                own = jax.vmap(lambda key: jax.random.fold_in(key, first + number))(keys)
-                states, _ = jax.vmap(method.step, (0, 0, None))(own, states, DATA)
-                return method.pool(states) if method.pool else states
-
-            return jax.lax.fori_loop(0, count, body, states)
-
-        states = steps(states, jnp.asarray(1), num_steps)
-        if thinning is None:
-            draws = method.sample(jax.random.fold_in(key, 0), _first(states), NUM_DRAWS)
-            return draws["x"]["w"]
-
-        def collect(states: tuple, number: jax.Array) -> tuple:
-            states = steps(states, 1 + num_steps + number * thinning, thinning)
+        def collect(states: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+            states = step(states, number)
             drawn = jax.vmap(lambda state: method.sample(key, state, 1))(states)
             return states, drawn["x"]["w"][:, 0]
 
-        _, draws = jax.lax.scan(collect, states, jnp.arange(NUM_DRAWS // chains))
-        return draws.reshape(-1, 2)
+        numbers = 1 + recipe.num_steps + jnp.arange(NUM_DRAWS // count)
+        return jax.lax.scan(collect, states, numbers)[1].reshape(-1, 2)
 
-    program = run.lower(jax.random.key(seed)).compile()
-    start = time.process_time()
-    found = np.asarray(program(jax.random.key(seed)), float)
-    return found, time.process_time() - start
+    return run.lower(jax.random.key(0), jnp.asarray(0)).compile()
 
 
 def sliced_wasserstein(first: np.ndarray, second: np.ndarray) -> float:
@@ -215,27 +229,27 @@ def main() -> None:
     parser.add_argument("--picture", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    rows: dict[str, list] = {}
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for target, density in TARGETS.items():
-        reference = exact_draws(target, NUM_DRAWS, arguments.seed)
-        found[target] = {"exact": exact_draws(target, NUM_DRAWS, arguments.seed + 1)}
-        for name, (method, *steps) in methods(log_joint_of(density), arguments.num_steps).items():
-            found[target][name], seconds = draws_of(method, *steps, arguments.seed)
-            distance = sliced_wasserstein(found[target][name], reference)
-            rows.setdefault(name, [name]).extend([f"{distance:.3f}", f"{seconds:.1f}"])
-            print(target, name, f"{distance:.3f}", f"{seconds:.1f} s", flush=True)
-        chance = sliced_wasserstein(found[target]["exact"], reference)
-        rows.setdefault("exact", ["exact draws"]).extend([f"{chance:.3f}", ""])
-    header = ["", *(part for target in TARGETS for part in (target, "seconds"))]
-    order = ["exact", *(name for name in rows if name != "exact")]
-    print(tabulate([rows[name] for name in order], header, tablefmt="github"))
+    chance = arguments.seed + 1
+    references = {name: exact_draws(name, NUM_DRAWS, arguments.seed) for name in TARGETS}
+    found = {name: {"exact": exact_draws(name, NUM_DRAWS, chance)} for name in TARGETS}
+    rows = [["exact draws"]]
+    for name in TARGETS:
+        rows[0] += [f"{sliced_wasserstein(found[name]['exact'], references[name]):.3f}", ""]
+    for method, recipe in recipes(arguments.num_steps).items():
+        program, row = compile_recipe(recipe), [method]
+        for number, name in enumerate(TARGETS):
+            start = time.process_time()
+            draws = program(jax.random.key(arguments.seed), jnp.asarray(number))
+            found[name][method] = np.asarray(draws, float)
+            seconds = time.process_time() - start
+            distance = sliced_wasserstein(found[name][method], references[name])
+            row += [f"{distance:.3f}", f"{seconds:.2f}"]
+        rows.append(row)
+        print(*row, flush=True)
+    header = ["", *(part for name in TARGETS for part in (name, "seconds"))]
+    print(tabulate(rows, header, tablefmt="github", disable_numparse=True))
     if arguments.picture:
         draw_picture(arguments.picture, found)
-
-
-def _first(states: tuple) -> tuple:
-    return jax.tree.map(lambda leaf: leaf[0], states)
 
 
 if __name__ == "__main__":
