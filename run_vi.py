@@ -7,6 +7,7 @@ python run_vi.py --vi_family=mnf                    weights times latents of nor
 python run_vi.py --vi_family=layerwise              layers drawn given the layers before
 python run_vi.py --vi_family=layerwise --anneal_steps=16   a tighter bound, better draws
 python run_vi.py --method=mc_dropout --dropout_rate=0.1
+python run_vi.py --method=gaussian_dropout          rates learned by weight; what can be removed
 python run_vi.py --method=map
 python run_vi.py --vi_ensemble_size=100 --refine=mclmc   each draw moved to the posterior
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from haiku_posteriors.core import dropout, kl_weights, sgd, trees, vi
+from haiku_posteriors.core import dropout, gaussian_dropout, kl_weights, sgd, trees, vi
 from haiku_posteriors.core.densities import BoundedFamily, Family, Posterior
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import loo
@@ -41,15 +42,17 @@ from haiku_posteriors.utils.stages import (
     bound,
     layerwise,
     local_scales,
+    pruning,
     refine,
     variational,
 )
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
+METHODS = ("vi", "mc_dropout", "gaussian_dropout", "map")
 VI_FAMILIES = ("mean_field", "low_rank", "mnf", "layerwise")
 FLAGS = (
-    Flag("method", "enum", "vi", "What to fit.", choices=("vi", "mc_dropout", "map")),
+    Flag("method", "enum", "vi", "What to fit.", choices=METHODS),
     Flag("vi_ensemble_size", "integer", 20, "Draws to predict with.", lower_bound=1),
     Flag("num_members", "integer", 1, "Approximations from different starts.", lower_bound=1),
     Flag("mean_init_checkpoint", "path", None, "The same as init_checkpoint."),
@@ -191,7 +194,24 @@ DROPOUT_FLAGS = (
         below=1,
     ),
 )
+GAUSSIAN_DROPOUT_FLAGS = (
+    Flag(
+        "dropout_prior",
+        "enum",
+        "log_uniform",
+        "Prior of the weights, or one normal for each, learned.",
+        choices=gaussian_dropout.PRIORS,
+    ),
+    Flag(
+        "prune_above",
+        "float",
+        gaussian_dropout.PRUNE_ABOVE,
+        "Logarithm of noise over signal, alpha, beyond which a weight is removed from draws.",
+    ),
+)
+SHARED_WITH_DROPOUT = ("vi_sigma_init", "vi_num_samples", "vi_estimator", "warm_start_epochs")
 OBJECTIVES = {
+    "gaussian_dropout": training.ELBO,
     "vi": training.ELBO,
     "layerwise": training.ELBO,
     "mc_dropout": training.DROPOUT,
@@ -208,6 +228,7 @@ GROUPS = {
     "Multiplicative flows": FLOW_FLAGS,
     "Layerwise VI": LAYERWISE_FLAGS,
     "MC dropout": DROPOUT_FLAGS,
+    "Gaussian dropout": GAUSSIAN_DROPOUT_FLAGS,
     "Refinement": cmd_args_utils.REFINEMENT,
 }
 SMALL = 3000  # parameters up to which the ELBO is evaluated at the end
@@ -228,6 +249,18 @@ def make_method(task: Task) -> tuple[Method, BoundedFamily | None]:
         )
         print(f"Dropped: inputs of {', '.join(dropout.dropped_modules(log_joint))}.")
         return method, None
+    if task.method == "gaussian_dropout":
+        method = gaussian_dropout.gaussian_dropout(
+            log_joint,
+            optimizer,
+            settings.batch_size,
+            prior=settings.dropout_prior,
+            sigma_init=settings.vi_sigma_init,
+            estimator=settings.vi_estimator,
+            num_samples=settings.vi_num_samples,
+            prune_above=settings.prune_above,
+        )
+        return method, None
     return variational.make_method(task)
 
 
@@ -241,8 +274,11 @@ def refuse_flags_of_other_methods(settings: Settings) -> None:
         ("vi", ("mnf",), FLOW_FLAGS),
         ("vi", ("layerwise",), LAYERWISE_FLAGS),
         ("mc_dropout", VI_FAMILIES, DROPOUT_FLAGS),
+        ("gaussian_dropout", VI_FAMILIES, GAUSSIAN_DROPOUT_FLAGS),
     ):
         given = [flag.name for flag in flags if settings.was_given(flag.name)]
+        if settings.method == "gaussian_dropout":
+            given = [name for name in given if name not in SHARED_WITH_DROPOUT]
         if given and method != settings.method:
             raise UserError(f"{given[0]} is for --method={method}, not {settings.method}.")
         if given and settings.vi_family not in families:
@@ -319,6 +355,10 @@ def run(settings: Settings) -> None:
         "num_members",
     )
     directory = tasks.open_folder(task)
+    judges: dict[str, Callable[[pathlib.Path, RunResult], None]] = {
+        "vi": report_prior_scales,
+        "gaussian_dropout": functools.partial(pruning.tell, task),
+    }
     # Before the starts are trained: mistakes of later stages are told first.
     change_draws = final_draws(task, directory, method, family)
     training_runs.train(
@@ -331,7 +371,7 @@ def run(settings: Settings) -> None:
         initial_params=find_starts(task, directory, given),
         num_draws=1 if task.method == "map" else settings.vi_ensemble_size,
         change_draws=change_draws,
-        judge=report_prior_scales if task.method == "vi" else None,
+        judge=judges.get(task.method),
     )
 
 
@@ -341,7 +381,8 @@ def find_starts(
     """Where the members start."""
     if task.method == "layerwise" and given is None:
         return layerwise.find_starts(task, directory)
-    return variational.find_starts(task, directory, given) if task.method == "vi" else given
+    is_gaussian = task.method in ("vi", "gaussian_dropout")
+    return variational.find_starts(task, directory, given) if is_gaussian else given
 
 
 def measure(task: Task, family: BoundedFamily | None, result: RunResult) -> dict[str, Any]:

@@ -8,6 +8,7 @@ if __name__ == "core":  # a module loaded under two names is two modules
 
 from haiku_posteriors.core import (
     dropout,
+    gaussian_dropout,
     hmc,
     laplace,
     low_rank,
@@ -40,4 +41,5 @@ METHODS: dict[str, Callable[..., Method]] = {
     "laplace": laplace.laplace,
     "swag": swag.swag,
     "mc_dropout": dropout.mc_dropout,
+    "gaussian_dropout": gaussian_dropout.gaussian_dropout,
 }

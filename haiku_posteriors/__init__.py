@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from haiku_posteriors.core.data import Data, make_data
     from haiku_posteriors.core.dropout import mc_dropout
     from haiku_posteriors.core.errors import UserError
+    from haiku_posteriors.core.gaussian_dropout import gaussian_dropout
     from haiku_posteriors.core.hmc import hmc
     from haiku_posteriors.core.implicit.implicit_vi import implicit_vi
     from haiku_posteriors.core.laplace import laplace
@@ -47,6 +48,7 @@ __all__ = [
     "UserError",
     "__version__",
     "from_arrays",
+    "gaussian_dropout",
     "hmc",
     "implicit_vi",
     "laplace",
@@ -80,6 +82,7 @@ _HOMES = {
     "TableOptions": "utils.datasets.own_tables:TableOptions",
     "UserError": "core.errors:UserError",
     "from_arrays": "utils.data_utils:from_arrays",
+    "gaussian_dropout": "core.gaussian_dropout:gaussian_dropout",
     "hmc": "core.hmc:hmc",
     "implicit_vi": "core.implicit.implicit_vi:implicit_vi",
     "laplace": "core.laplace:laplace",

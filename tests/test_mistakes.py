@@ -394,6 +394,11 @@ MISTAKES = {
         "--preconditioner=Adam": "preconditioner",
     },
     run_vi: {
+        "--method=gaussian_dropout --temperature=0.5": "has no temperature",
+        "--method=gaussian_dropout --kl=forward": "kl is for --method=vi",
+        "--dropout_prior=empirical_bayes": "dropout_prior is for --method=gaussian_dropout",
+        "--method=gaussian_dropout --stochastic_params=/b$": "none is random",
+        "--prior_from=hmc --learn_prior_scale=one": "nothing learned",
         "--kl_weight=grave": "Did you mean 'graves'",
         "--kl_weight=nan": "kl_weight must be finite",
         "--kl_weight=-1": "kl_weight must be finite",

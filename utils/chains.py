@@ -41,6 +41,7 @@ REFINEMENT = Purposes(17, REFINE, 18, 19)  # a loop after the loop
 ENCODER = 20
 INDUCING = 21  # which rows inducing inputs start from
 ANNEAL, ANNEALED = 40, 41  # schedules of annealed steps, and draws by them
+PRUNING = 50  # draws without some weights
 CURVATURE, IMPORTANCE, VIRIAL = 30, 31, 32  # of verdicts, and of starts by the curvature
 
 

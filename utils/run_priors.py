@@ -20,7 +20,7 @@ from haiku_posteriors.utils import checkpoint_utils
 from haiku_posteriors.utils.report import run_folders
 
 NAME = "prior.safetensors"  # in the folder of a run that was given one
-EXACT_METHODS = ("vi",)  # run_vi.py, mean-field or low_rank
+EXACT_FAMILIES = ("mean_field", "low_rank")
 FIELDS = Gaussian._fields
 
 
@@ -80,7 +80,8 @@ def _of_run(folder: pathlib.Path, log_joint: LogJoint) -> tuple[Gaussian, str]:
             "next prior."
         )
     is_one = run.predictions.num_chains == 1 and run.flags.get("refine") is None
-    if is_one and run.flags["method"] in EXACT_METHODS:
+    is_gaussian = run.flags["method"] == "vi" and run.flags.get("vi_family") in EXACT_FAMILIES
+    if is_one and is_gaussian and not run.flags.get("anneal_steps"):
         gaussian = _variational(folder)
         family = f"of rank {_rank(gaussian)} plus a diagonal" if gaussian.factor else "mean-field"
         return gaussian, f"The prior is the posterior of {folder}, {family}, exactly."

@@ -103,7 +103,7 @@ LAYERS = (
     ),
     Layer(
         f"{STUDY}, VI",
-        ("vi",),
+        ("vi", "gaussian_dropout"),
         ("study",),
         {"vi_sigma_init": 1e-3, "vi_estimator": "reparameterization", "vi_num_samples": 1},
     ),
@@ -134,7 +134,7 @@ LAYERS = (
     Layer("toy_regression", (), ("toy_regression",), {"weight_decay": 1 / 1.5**2}),
     Layer(
         "VI outside the study",
-        ("vi",),
+        ("vi", "gaussian_dropout"),
         ("own", "uci"),
         {"vi_sigma_init": 1e-2, "vi_num_samples": 1},
     ),

@@ -87,9 +87,10 @@ def load_task(method: str, settings: Settings) -> Task:
     # `local` is exact for dense layers, and of less variance; convolutions come with images.
     is_table = all(leaf.ndim == 2 for leaf in jax.tree.leaves(dataset.x_train))
     estimator = "local" if is_table else "reparameterization"
+    estimated = ("vi", "gaussian_dropout")
     settings = settings_table.complete(
         settings,
-        {**vars(chosen), "vi_estimator": estimator if method == "vi" else None},
+        {**vars(chosen), "vi_estimator": estimator if method in estimated else None},
         len(dataset.y_train),
         trees.size(log_joint.shapes),
         min(jax.tree.leaves(log_joint.prior_scales)),

@@ -60,3 +60,23 @@ def part_curves(
         axis.set(title=label, xticks=parts)
     name_lines(figure, axes[0])
     save(figure, path)
+
+
+def pruning_curves(
+    path: pathlib.Path, rows: Sequence[Mapping[str, float]], shown: Mapping[str, str]
+) -> None:
+    """One panel a number, against the share of weights removed; the run's own is marked.
+
+    Args:
+      path: file to write.
+      rows: `share`, `of_draws` and the numbers, by share.
+      shown: labels of the numbers to draw.
+    """
+    figure, axes = new_panels(len(shown), width=4.4, height=3.4, x_label="share of weights removed")
+    shares = [row["share"] for row in rows]
+    own = next(row for row in rows if row["of_draws"])
+    for axis, (key, label) in zip(axes, shown.items(), strict=True):
+        axis.plot(shares, [row[key] for row in rows], "o-", color=BLUE, lw=1.8, markersize=4)
+        axis.axvline(own["share"], color=GREY, linestyle="--", linewidth=1)
+        axis.set(title=f"{label}, test rows")
+    save(figure, path)

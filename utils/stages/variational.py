@@ -85,7 +85,10 @@ def find_starts(task: Task, directory: pathlib.Path, given: Params | None) -> Pa
     if not settings.warm_start_epochs:
         return given
     trained = warm_start.train_starts(task, directory, given, settings.num_members)
-    if settings.was_given("vi_sigma_init") or not local_scales.is_affordable(task):
+    # Under the prior of Gaussian dropout a weight that starts as wide as its curvature is lost.
+    is_dropout = task.method == "gaussian_dropout"
+    given_width = is_dropout or settings.was_given("vi_sigma_init")
+    if given_width or not local_scales.is_affordable(task):
         return trained
 
     def around(key: jax.Array, params: Params, scales: Params) -> Posterior:
