@@ -118,7 +118,8 @@ def judge_training(
 def judge_chains(batch_size: int, num_updates: int, stretch: float) -> list:
     """SGHMC with masses from the curvature; `stretch` multiplies the stride that fits.
 
-    Friction is that of run_sgmcmc.py: little with all rows, 1 in units of the masses otherwise.
+    Friction is that of run_sgmcmc.py: little with all rows, 1 in units of the masses otherwise. As
+    there, chains start at the mode, and the first half is burn-in.
     """
     mode = jax.tree.map(jnp.zeros_like, LOG_JOINT.init(jax.random.key(0)))
     mass = curvature.diagonal(jax.random.key(0), LOG_JOINT, mode, DATA)
@@ -129,7 +130,11 @@ def judge_chains(batch_size: int, num_updates: int, stretch: float) -> list:
     method = sgmcmc.sgmcmc(LOG_JOINT, sampler, batch_size)
     batches = num_minibatches(ROWS, batch_size)
     num_draws = 400
-    period = max(1, num_updates // (num_draws * batches))
+    period = max(1, num_updates // (2 * num_draws * batches))
+    params = LOG_JOINT.init(jax.random.key(0))
+    trained = jax.tree.map(
+        lambda leaf: jnp.asarray(EXACT.mean, leaf.dtype).reshape(leaf.shape), params
+    )
 
     def chain(key: jax.Array) -> tuple:
         def draw(carry: tuple, _: None) -> tuple:
@@ -140,8 +145,9 @@ def judge_chains(batch_size: int, num_updates: int, stretch: float) -> list:
             state, epoch = jax.lax.fori_loop(0, period, step, carry)
             return (state, epoch), state.params
 
-        start = method.init(jax.random.fold_in(key, START), None)
-        draws = jax.lax.scan(draw, (start, jnp.array(0)), None, length=num_draws)[1]
+        start = method.init(jax.random.fold_in(key, START), trained)
+        draws = jax.lax.scan(draw, (start, jnp.array(0)), None, length=2 * num_draws)[1]
+        draws = jax.tree.map(lambda leaf: leaf[num_draws:], draws)
         center = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), draws)
 
         def virial(params: Any) -> tuple[jax.Array, jax.Array]:
@@ -162,7 +168,7 @@ def judge_chains(batch_size: int, num_updates: int, stretch: float) -> list:
         weights,
         np.reshape(log_joint, by_chain),
         np.reshape(virials, by_chain),
-        period * num_draws,
+        2 * period * num_draws,
     )
 
 
