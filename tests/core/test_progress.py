@@ -139,6 +139,7 @@ def test_rounds_by_hand():
     assert int(state.progress.round_length) == 20 and not state.progress.is_reached
     np.testing.assert_allclose(state.state.params, np.mean(np.arange(11, 31)))
     np.testing.assert_allclose(state.progress.previous, 9.0)
+    np.testing.assert_allclose(state.state.optimizer_state.step_factor, progress.DECREASE)
     # Another flat phase that gained more than the tolerance, and one that did not.
     assert not run_series([*flat, *([1.0] * 10)], Rules(0.5, 10)).progress.is_reached
     reached = run_series([*flat, *([0.4] * 10)], Rules(0.5, 10))

@@ -32,6 +32,13 @@ def test_value_and_error(autocorrelation):
     assert 0.85 < errors.mean() / values.std() < 1.6
 
 
+def test_chains_that_differ_make_the_error():
+    levels = np.array([0.8, 1.0, 1.2, 1.0])
+    noise = 0.01 * np.random.default_rng(0).normal(size=(4, 200))
+    found = temperatures.configurational(levels[:, None] + noise)
+    assert found.error >= 0.95 * levels.std(ddof=1) / 2
+
+
 def test_error_rates_of_the_sentence():
     """Right draws are called hot in fewer than 2.5 %, a quarter too wide is found in most runs."""
     rng = np.random.default_rng(1)
