@@ -23,7 +23,7 @@ FLAGS = (
     Flag(
         "energy_variance",
         "float",
-        1e-4,
+        2e-3,
         "Squared energy error per step and dimension that unadjusted steps aim at.",
         above=0,
     ),

@@ -131,15 +131,9 @@ def hmc(
         trajectory_jitter = trajectories.DEFAULT_JITTER if step_size is None else 0.0
     if degrees_of_freedom is not None and not degrees_of_freedom > 0:
         raise UserError(f"degrees_of_freedom must be positive, not {degrees_of_freedom}.")
+    limits = trajectories.Limits(trajectory_length, trajectory_jitter, max_num_leapfrog_steps)
     plan = trajectories.make_plan(
-        log_joint,
-        step_size=step_size,
-        trajectory_length=trajectory_length,
-        num_burn_in=num_burn_in,
-        target_accept=target_accept,
-        adapt_mass_matrix=adapt_mass_matrix,
-        jitter=trajectory_jitter,
-        max_num_leapfrog_steps=max_num_leapfrog_steps,
+        log_joint, step_size, limits, num_burn_in, target_accept, adapt_mass_matrix
     )
     adapts_tails = plan.adapts_mass and degrees_of_freedom is None
     num_dimensions = trees.size(log_joint.random_shapes)

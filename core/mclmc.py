@@ -64,7 +64,7 @@ def mclmc(
     log_joint: LogJoint,
     *,
     adjusted: bool = False,
-    energy_variance: float = 1e-4,
+    energy_variance: float = 2e-3,
     target_accept: float = 0.8,
     step_size: float | None = None,
     trajectory_length: float | None = None,
@@ -117,15 +117,10 @@ def mclmc(
       >>> int(info["num_leapfrog_steps"])
       10
     """
+    jitter = trajectories.DEFAULT_JITTER if adjusted else 0.0
+    limits = trajectories.Limits(trajectory_length, jitter, max_num_leapfrog_steps)
     plan = trajectories.make_plan(
-        log_joint,
-        step_size=step_size,
-        trajectory_length=trajectory_length,
-        num_burn_in=num_burn_in,
-        target_accept=target_accept,
-        adapt_mass_matrix=adapt_mass_matrix,
-        jitter=trajectories.DEFAULT_JITTER if adjusted else 0.0,
-        max_num_leapfrog_steps=max_num_leapfrog_steps,
+        log_joint, step_size, limits, num_burn_in, target_accept, adapt_mass_matrix
     )
     num_dimensions = trees.size(log_joint.random_shapes)
     decoherence = plan.trajectory.length if decoherence_length is None else decoherence_length

@@ -49,19 +49,20 @@ def random_velocity(rng_key: jax.Array, random: Params) -> Params:
     return _to_speed(trees.normal_like(rng_key, random))
 
 
-def refresh(rng_key: jax.Array, velocity: Params, amount: jax.Array) -> Params:
-    """v <- sqrt(D) (v + amount * noise) / |v + amount * noise|, with standard normal noise.
+def refresh(rng_key: jax.Array, velocity: Params, fraction: jax.Array) -> Params:
+    """v <- sqrt(D) z / |z|,  z = exp(-f) v + sqrt(1 - exp(-2 f)) noise, with standard normal noise.
 
-    The density of the new direction given the old one depends on the angle between them alone: the
-    step is reversible with respect to the uniform distribution (arXiv 2303.18221, equation 12 has
-    amount^2 = exp(2 e / L) - 1).
+    f is the time over the length in which a direction is forgotten. The density of the new
+    direction given the old one depends on the angle between them alone: the step is reversible with
+    respect to the uniform distribution (arXiv 2303.18221, equation 12).
     """
+    kept, added = jnp.exp(-fraction), jnp.sqrt(-jnp.expm1(-2 * fraction))
     noise = trees.normal_like(rng_key, velocity)
-    return _to_speed(jax.tree.map(lambda v, n: v + amount * n, velocity, noise))
+    return _to_speed(jax.tree.map(lambda v, n: kept * v + added * n, velocity, noise))
 
 
-def kick(velocity: Params, gradient: Params, time: jax.Array) -> tuple[Params, jax.Array]:
-    """The exact flow of the velocity at a fixed gradient, and -log of its Jacobian determinant.
+def kick(velocity: Params, gradient: Params, times: jax.Array) -> tuple[Params, jax.Array]:
+    """The exact flow of the velocity at a fixed gradient, and -log of its Jacobian determinants.
 
         u <- (u + n (sinh d + c (cosh d - 1))) / (cosh d + c sinh d),    u = v / sqrt(D),
         kinetic change = (D - 1) log(cosh d + c sinh d),
@@ -72,10 +73,10 @@ def kick(velocity: Params, gradient: Params, time: jax.Array) -> tuple[Params, j
     Args:
       velocity: of length sqrt(D).
       gradient: of the log-joint by z, in the same structure.
-      time: scalar, positive or 0.
+      times: (k,), positive or 0: of parts that follow each other.
 
     Returns:
-      The new velocity, of the same length, and a scalar.
+      The velocity after all of them, of the same length, and the kinetic change of each, (k,).
     """
     num_dimensions = trees.size(velocity)
     root = math.sqrt(num_dimensions)
@@ -85,17 +86,17 @@ def kick(velocity: Params, gradient: Params, time: jax.Array) -> tuple[Params, j
     # A velocity straight against the gradient stays so for ever in exact arithmetic. Within
     # rounding it is taken for one that turns.
     cosine = jnp.clip(along, jnp.finfo(norm.dtype).eps - 1, 1.0)
-    angle = time * norm * (root / (num_dimensions - 1))
-    decay = jnp.exp(-angle)
-    lost = -jnp.expm1(-angle)
-    size = 1 + cosine + (1 - cosine) * decay**2  # (cosh d + c sinh d) 2 exp(-d)
-    keep, turn = 2 * decay / size, root * lost * (1 + decay + cosine * lost) / size
+    angles = jnp.cumsum(times) * norm * (root / (num_dimensions - 1))
+    decays, lost = jnp.exp(-angles), -jnp.expm1(-angles[-1])
+    sizes = 1 + cosine + (1 - cosine) * decays**2  # (cosh d + c sinh d) 2 exp(-d)
+    keep = 2 * decays[-1] / sizes[-1]
+    turn = root * lost * (1 + decays[-1] + cosine * lost) / sizes[-1]
     turned = jax.tree.map(lambda v, g: keep * v + turn * (g / safe_norm), velocity, gradient)
     # cosh d + c sinh d - 1 has no digits left in the other form where d is small.
-    small = jnp.minimum(angle, 1.0)
+    small = jnp.minimum(angles, 1.0)
     growth = 2 * jnp.sinh(small / 2) ** 2 + cosine * jnp.sinh(small)
-    log_size = jnp.where(angle < 1, jnp.log1p(growth), angle + jnp.log(size / 2))
-    return _to_speed(turned), (num_dimensions - 1) * log_size
+    log_sizes = jnp.where(angles < 1, jnp.log1p(growth), angles + jnp.log(sizes / 2))
+    return _to_speed(turned), (num_dimensions - 1) * jnp.diff(log_sizes, prepend=0.0)
 
 
 def trajectory(
@@ -111,9 +112,16 @@ def trajectory(
     decoherence_length: float | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Steps of a kick of e/2, a drift of e and a kick of e/2, the velocity refreshed between them.
+    """Steps of a kick of e/2, a drift of e and a kick of e/2, the velocity refreshed in each drift.
 
         drift e:  w <- w + e s v,        kick and refresh:  see there
+
+    In the middle of a drift is where a refreshment does least harm (Leimkuhler & Matthews 2013,
+    arXiv 1203.5428, for Langevin dynamics): all widths of a Gaussian are then wrong by the same
+    factor, 1 + e^2 E|gradient|^2 / (24 D). Kicks are stretched to mend that. Newton's kick changes
+    the velocity by a sqrt(D), a = e |gradient| / sqrt(D); the flow on the sphere from a velocity to
+    its mirror image does so by 2 tanh(d / 2) sqrt(D), so that it takes d = 2 artanh(a / 2) =
+    a (1 + a^2 / 12 + a^4 / 80 + ...). What is left on Gaussians is of the order of 1 / D.
 
     Without refreshment it is deterministic, and run backwards (from the end, with the velocity
     turned round) it returns to its start. With refreshment, every path is as likely as the same one
@@ -137,44 +145,49 @@ def trajectory(
     """
     random, point_estimates = log_joint.partition(position.params)
     scale = jax.tree.map(jnp.sqrt, inverse_mass)
+    root = math.sqrt(trees.size(random))
 
     def terms(moving: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         log_prior, log_likelihood = log_joint.terms(trees.merge(moving, point_estimates), data)
         return log_prior + log_likelihood, (log_prior, log_likelihood)
 
-    def turn(velocity: Params, gradient: Params, time: jax.Array) -> tuple[Params, jax.Array]:
-        return kick(velocity, jax.tree.map(jnp.multiply, gradient, scale), time)
+    def turn(velocity: Params, gradient: Params, *times: jax.Array) -> tuple[Params, jax.Array]:
+        scaled = jax.tree.map(jnp.multiply, gradient, scale)
+        # At 2 and beyond, steps are not stable.
+        turned_by = jnp.minimum(step_size * _norm(scaled) / root, 2.0)
+        stretch = 1 + turned_by**2 / 12 + turned_by**4 / 80
+        return kick(velocity, scaled, jnp.stack(times) * stretch)
+
+    def drift(random: Params, velocity: Params, time: jax.Array) -> Params:
+        return jax.tree.map(lambda w, v, s: w + time * s * v, random, velocity, scale)
 
     def body(index: jax.Array, carry: tuple) -> tuple:
         random, velocity, _, kinetic, opening, squares, before = carry
         # vmapped chains share the loop: one whose own steps are done stands still.
         ends_step, begins_step = (index > 0) & (index <= num_steps), index < num_steps
-        drift = jnp.where(ends_step, step_size, 0.0)
-        random = jax.tree.map(lambda w, v, s: w + drift * s * v, random, velocity, scale)
-        (_, now), gradient = jax.value_and_grad(terms, has_aux=True)(random)
         last = jnp.where(ends_step, step_size / 2, 0.0)
         first = jnp.where(begins_step, step_size / 2, 0.0)
-        if decoherence_length is None:  # kicks by the same gradient are one
-            velocity, change = turn(velocity, gradient, last + first)
-            kinetic += change
+        if decoherence_length is None:
+            random = drift(random, velocity, 2 * last)
         else:
-            velocity, closing = turn(velocity, gradient, last)
-            # Prior and likelihood apart. Their sums resolve some 1e-7 of themselves, which is
-            # enough for an error that is itself a small part of sqrt(D).
-            gained = sum(jax.tree.leaves(jax.tree.map(jnp.subtract, now, before)))
-            squares += jnp.where(ends_step, (opening + closing - gained) ** 2, 0.0)
-            amount = jnp.sqrt(jnp.expm1(2 * step_size / decoherence_length))
-            refreshed = refresh(jax.random.fold_in(rng_key, index), velocity, amount)
+            random = drift(random, velocity, last)
+            key = jax.random.fold_in(rng_key, index)
+            refreshed = refresh(key, velocity, step_size / decoherence_length)
             velocity = trees.select(ends_step, refreshed, velocity)
-            velocity, opening = turn(velocity, gradient, first)
-            kinetic += closing + opening
+            random = drift(random, velocity, last)
+        (_, now), gradient = jax.value_and_grad(terms, has_aux=True)(random)
+        velocity, (closing, following) = turn(velocity, gradient, last, first)
+        # Prior and likelihood apart. Their sums resolve some 1e-7 of themselves, which is
+        # enough for an error that is itself a small part of sqrt(D).
+        gained = sum(jax.tree.leaves(jax.tree.map(jnp.subtract, now, before)))
+        squares += jnp.where(ends_step, (opening + closing - gained) ** 2, 0.0)
         tell_progress(progress, index)
-        return random, velocity, gradient, kinetic, opening, squares, now
+        return random, velocity, gradient, kinetic + closing + following, following, squares, now
 
     longest = largest_over_chains(num_steps)
     num_unknown = largest_over_chains((~position.is_gradient_known).astype(jnp.int32))
     first = jnp.where(num_unknown == 0, step_size / 2, 0.0)
-    velocity, opening = turn(velocity, position.gradient, first)
+    velocity, (opening,) = turn(velocity, position.gradient, first)
     start = (random, velocity, position.gradient, opening, opening, jnp.zeros_like(step_size))
     random, velocity, gradient, kinetic, _, squares, _ = jax.lax.fori_loop(
         1 - num_unknown, longest + 1, body, (*start, terms(random)[1])
@@ -184,8 +197,8 @@ def trajectory(
 
 
 def _to_speed(velocity: Params) -> Params:
-    """The same direction, with length sqrt(D)."""
-    factor = math.sqrt(trees.size(velocity)) / _norm(velocity)
+    """The same direction, with length sqrt(D); values are of the order of 1."""
+    factor = jnp.sqrt(trees.size(velocity) / trees.total(jax.tree.map(jnp.square, velocity)))
     return jax.tree.map(lambda v: factor * v, velocity)
 
 

@@ -95,25 +95,30 @@ class Plan(NamedTuple):
         return self.burn_in.num_transitions > 0 and (self.adapts_step_size or self.adapts_mass)
 
 
+class Limits(NamedTuple):
+    """What is asked of trajectories; the attributes of `Trajectory`, with no length by default."""
+
+    length: float | None
+    jitter: float
+    max_num_steps: int
+
+
 def make_plan(
     log_joint: LogJoint,
-    *,
     step_size: float | None,
-    trajectory_length: float | None,
+    limits: Limits,
     num_burn_in: int,
     target_accept: float,
     adapt_mass_matrix: bool | None,
-    jitter: float,
-    max_num_leapfrog_steps: int,
 ) -> Plan:
     """Fills in what was not given, see `core.hmc.hmc`, and refuses what contradicts itself."""
     adapts_step_size = step_size is None
     if adapt_mass_matrix is None:
         adapt_mass_matrix = adapts_step_size and num_burn_in >= MIN_BURN_IN_FOR_MASS
-    length = default_length(log_joint) if trajectory_length is None else trajectory_length
+    length = default_length(log_joint) if limits.length is None else limits.length
     burn_in = BurnIn(num_burn_in, target_accept, length, *tempered_prior_std(log_joint))
     ramp = max(burn_in.first_quarter, 1) if adapts_step_size else None
-    trajectory = Trajectory(length, jitter, max_num_leapfrog_steps, ramp)
+    trajectory = Trajectory(length, limits.jitter, limits.max_num_steps, ramp)
     check_settings(trajectory, burn_in, step_size, adapt_mass_matrix)
     return Plan(burn_in, trajectory, adapts_step_size, adapt_mass_matrix)
 
