@@ -1,6 +1,8 @@
 """Effective draws per gradient and per processor second: our samplers beside those of the peers.
 
-python benchmarks/sampler_efficiency.py [--data_dir=FOLDER with uci/] [--only=NAME,...]
+python benchmarks/sampler_efficiency.py [--data_dir=FOLDER with uci/] [--only=NAME,...] [--file=F]
+
+With a file, what is measured is kept there, and a run that was stopped goes on from it.
 
 Three posteriors of different kind: a logistic regression of 25 weights, a homoscedastic network of
 one hidden layer (boston_0 where its files are, else diabetes), and the toy regression, whose
@@ -16,7 +18,9 @@ blackjax is a development dependency; numpyro is left out where it is not instal
 
 import functools
 import importlib.util
+import json
 import operator
+import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -37,7 +41,7 @@ from haiku_posteriors.core.data import make_data
 from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
-from haiku_posteriors.utils import chains, data_utils, devices, problem
+from haiku_posteriors.utils import chains, data_utils, devices, files, problem
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.problem import Problem
 
@@ -266,35 +270,45 @@ def measure(posterior: Posterior, outcome: Outcome) -> dict[str, float]:
 def main() -> None:
     """Prints one table for each posterior."""
     chosen = ARGUMENTS.get("only", "").split(",")
+    file = pathlib.Path(ARGUMENTS["file"]) if "file" in ARGUMENTS else None
+    done = json.loads(file.read_text()) if file and file.exists() else {}
     for name, (described, dataset) in load_posteriors().items():
         if chosen != [""] and name not in chosen:
             continue
         log_joint = problem.build_log_joint(problem.complete(described, dataset.form), dataset.form)
         untrained = Posterior(log_joint, dataset, None)
         training = sgd.sgd(log_joint, optax.adam(1e-2), len(dataset.x_train))
-        state = run_method(untrained, training, chains.WARM_START, TRAINING)
-        posterior = Posterior(log_joint, dataset, state.params)
-        rows, reference = [], None
-        for sampler, run in SAMPLERS.items():
+        missing = [sampler for sampler in SAMPLERS if sampler not in done.setdefault(name, {})]
+        if missing:
+            state = run_method(untrained, training, chains.WARM_START, TRAINING)
+            posterior = Posterior(log_joint, dataset, state.params)
+        for sampler in missing:
             bounded = NUTS_DRAWS.get(name, OTHER_NUTS_DRAWS) if "NUTS" in sampler else NUM_DRAWS
-            outcome = run(posterior, bounded)
-            found = measure(posterior, outcome)
-            reference = reference or found
-            rows.append(
-                [
-                    sampler,
-                    1000 * found["least"] / outcome.num_gradients,
-                    1000 * found["median"] / outcome.num_gradients,
-                    found["least"] / outcome.processor_seconds,
-                    found["least"],
-                    bounded,
-                    outcome.num_gradients,
-                    outcome.processor_seconds,
-                    (found["mean"] - reference["mean"]) / reference["deviation"],
-                    found["rhat"],
-                ]
-            )
+            outcome = SAMPLERS[sampler](posterior, bounded)
+            done[name][sampler] = measure(posterior, outcome) | {
+                "draws": bounded,
+                "gradients": outcome.num_gradients,
+                "seconds": outcome.processor_seconds,
+            }
+            if file:
+                files.write_json(file, done)
             print(f"{name}, {sampler}: done", file=sys.stderr, flush=True)
+        reference = done[name][next(iter(SAMPLERS))]
+        rows = [
+            [
+                sampler,
+                1000 * found["least"] / found["gradients"],
+                1000 * found["median"] / found["gradients"],
+                found["least"] / found["seconds"],
+                found["least"],
+                found["draws"],
+                found["gradients"],
+                found["seconds"],
+                (found["mean"] - reference["mean"]) / reference["deviation"],
+                found["rhat"],
+            ]
+            for sampler, found in ((sampler, done[name][sampler]) for sampler in SAMPLERS)
+        ]
         headers = ["", "least ESS / 1,000 gradients", "median", "least ESS / processor s"]
         headers += [
             "least ESS",

@@ -1,6 +1,6 @@
 """Microcanonical Langevin Monte Carlo: dynamics of constant speed, unadjusted and adjusted.
 
-    unadjusted:  n steps of kick e/2, drift e, kick e/2, each followed by a refreshment
+    unadjusted:  n steps of kick e/2, drift e, kick e/2, in the middle of each a refreshment
                  v <- sqrt(D) (v + a noise) / |v + a noise|,    a^2 = exp(2 e / L) - 1
     adjusted:    a new velocity, n steps without refreshment, accepted with probability
                  min(1, exp(-change of energy))
@@ -69,6 +69,7 @@ def mclmc(
     step_size: float | None = None,
     trajectory_length: float | None = None,
     decoherence_length: float | None = None,
+    noise_in_drift: bool = True,
     num_burn_in: int = 100,
     adapt_mass_matrix: bool | None = None,
     max_num_leapfrog_steps: int = 10_000,
@@ -93,6 +94,8 @@ def mclmc(
       trajectory_length: of a transition; by default that of HMC. Adjusted transitions vary in
         length by trajectories.DEFAULT_JITTER, as HMC's.
       decoherence_length: unadjusted: L; by default the transition's length.
+      noise_in_drift: unadjusted: whether directions are forgotten in the middle of drifts, with
+        least bias, and not between steps, which far from the posterior can be longer.
       num_burn_in: transitions in which step size and masses are adapted.
       adapt_mass_matrix: whether to set a diagonal mass matrix; by default if the step size is
         adapted, too, in a burn-in of at least
@@ -162,6 +165,7 @@ def mclmc(
             inverse_mass=state.inverse_mass,
             num_steps=num_steps,
             decoherence_length=None if adjusted else decoherence,
+            noise_in_drift=noise_in_drift,
             progress=progress,
         )
         value = log_joint(params, data)

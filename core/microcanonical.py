@@ -110,9 +110,10 @@ def trajectory(
     inverse_mass: Params,
     num_steps: jax.Array,
     decoherence_length: float | None = None,
+    noise_in_drift: bool = True,
     progress: Progress | None = None,
 ) -> Path:
-    """Steps of a kick of e/2, a drift of e and a kick of e/2, the velocity refreshed in each drift.
+    """Steps of a kick of e/2, a drift of e and a kick of e/2, the velocity refreshed in each.
 
         drift e:  w <- w + e s v,        kick and refresh:  see there
 
@@ -121,7 +122,9 @@ def trajectory(
     factor, 1 + e^2 E|gradient|^2 / (24 D). Kicks are stretched to mend that. Newton's kick changes
     the velocity by a sqrt(D), a = e |gradient| / sqrt(D); the flow on the sphere from a velocity to
     its mirror image does so by 2 tanh(d / 2) sqrt(D), so that it takes d = 2 artanh(a / 2) =
-    a (1 + a^2 / 12 + a^4 / 80 + ...). What is left on Gaussians is of the order of 1 / D.
+    a (1 + a^2 / 12 + a^4 / 80 + ...). What is left on Gaussians is of the order of 1 / D. Where the
+    gradient is much larger than in the posterior, such steps must be short: refreshed between steps
+    by kicks that are not stretched, energy is kept exactly on a slope that does not bend.
 
     Without refreshment it is deterministic, and run backwards (from the end, with the velocity
     turned round) it returns to its start. With refreshment, every path is as likely as the same one
@@ -138,6 +141,7 @@ def trajectory(
       inverse_mass: s^2, in the structure of the random parameters, or broadcast to it.
       num_steps: an integer scalar.
       decoherence_length: L, after which a velocity is forgotten by noise; infinite if None.
+      noise_in_drift: whether it is refreshed in the middle of drifts and not between steps.
       progress: see `core.hmc.hmc`.
 
     Returns:
@@ -146,20 +150,27 @@ def trajectory(
     random, point_estimates = log_joint.partition(position.params)
     scale = jax.tree.map(jnp.sqrt, inverse_mass)
     root = math.sqrt(trees.size(random))
+    in_drift = noise_in_drift and decoherence_length is not None
+    between_steps = not noise_in_drift and decoherence_length is not None
 
     def terms(moving: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         log_prior, log_likelihood = log_joint.terms(trees.merge(moving, point_estimates), data)
         return log_prior + log_likelihood, (log_prior, log_likelihood)
 
     def turn(velocity: Params, gradient: Params, *times: jax.Array) -> tuple[Params, jax.Array]:
-        scaled = jax.tree.map(jnp.multiply, gradient, scale)
-        # At 2 and beyond, steps are not stable.
-        turned_by = jnp.minimum(step_size * _norm(scaled) / root, 2.0)
-        stretch = 1 + turned_by**2 / 12 + turned_by**4 / 80
-        return kick(velocity, scaled, jnp.stack(times) * stretch)
+        scaled, lasting = jax.tree.map(jnp.multiply, gradient, scale), jnp.stack(times)
+        if in_drift:  # At 2 and beyond, steps are not stable.
+            turned_by = jnp.minimum(step_size * _norm(scaled) / root, 2.0)
+            lasting *= 1 + turned_by**2 / 12 + turned_by**4 / 80
+        return kick(velocity, scaled, lasting)
 
     def drift(random: Params, velocity: Params, time: jax.Array) -> Params:
         return jax.tree.map(lambda w, v, s: w + time * s * v, random, velocity, scale)
+
+    def forget(index: jax.Array, velocity: Params, ends_step: jax.Array) -> Params:
+        key = jax.random.fold_in(rng_key, index)
+        refreshed = refresh(key, velocity, step_size / (decoherence_length or math.inf))
+        return trees.select(ends_step, refreshed, velocity)
 
     def body(index: jax.Array, carry: tuple) -> tuple:
         random, velocity, _, kinetic, opening, squares, before = carry
@@ -167,16 +178,19 @@ def trajectory(
         ends_step, begins_step = (index > 0) & (index <= num_steps), index < num_steps
         last = jnp.where(ends_step, step_size / 2, 0.0)
         first = jnp.where(begins_step, step_size / 2, 0.0)
-        if decoherence_length is None:
-            random = drift(random, velocity, 2 * last)
+        if in_drift:
+            random = drift(random, velocity, last)
+            velocity = forget(index, velocity, ends_step)
+            random = drift(random, velocity, last)
         else:
-            random = drift(random, velocity, last)
-            key = jax.random.fold_in(rng_key, index)
-            refreshed = refresh(key, velocity, step_size / decoherence_length)
-            velocity = trees.select(ends_step, refreshed, velocity)
-            random = drift(random, velocity, last)
+            random = drift(random, velocity, 2 * last)
         (_, now), gradient = jax.value_and_grad(terms, has_aux=True)(random)
-        velocity, (closing, following) = turn(velocity, gradient, last, first)
+        if between_steps:
+            velocity, (closing,) = turn(velocity, gradient, last)
+            velocity = forget(index, velocity, ends_step)
+            velocity, (following,) = turn(velocity, gradient, first)
+        else:  # kicks by the same gradient are one
+            velocity, (closing, following) = turn(velocity, gradient, last, first)
         # Prior and likelihood apart. Their sums resolve some 1e-7 of themselves, which is
         # enough for an error that is itself a small part of sqrt(D).
         gained = sum(jax.tree.leaves(jax.tree.map(jnp.subtract, now, before)))

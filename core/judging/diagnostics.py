@@ -179,7 +179,8 @@ def verdict(
     log_joint: Convergence | None = None,
     lost: ArrayLike = (),
     smaller_steps: str = "lower step_size, or raise target_accept",
-    more_draws: str = "Burn in longer, draw more, or lengthen the trajectory",
+    more_draws: str = "Burn in longer, draw more, or lengthen the trajectory; where chains stay "
+    "apart, compare with the populations of run_smc.py",
 ) -> Verdict:
     """Whether chains can serve as a reference, and if not, what to change.
 

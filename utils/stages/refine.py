@@ -88,6 +88,7 @@ class Refinement(NamedTuple):
             log_joint,
             energy_variance=ENERGY_VARIANCE,
             decoherence_length=trajectories.default_length(log_joint),
+            noise_in_drift=False,  # draws of an approximation may start where slopes are steep
             adapt_mass_matrix=False,
             max_num_leapfrog_steps=steps,
             **limits,
