@@ -184,7 +184,8 @@ def patches(
       inputs: (rows, space, channels).
       kernel_shape: of the convolution.
       geometry: likewise.
-      positions: which of each row's outputs, counted through space, (rows, chosen).
+      positions: which of each row's outputs, counted through space, (rows, chosen), or (1, chosen)
+        if they are the same ones of all rows.
 
     Returns:
       (rows x chosen, kernel x channels).
@@ -202,6 +203,6 @@ def patches(
         stride * start[..., None] + rate * offset.ravel()
         for start, offset, (stride, rate, _) in zip(first, offsets, geometry, strict=True)
     ]
-    rows = np.arange(len(positions))[:, None, None]
+    rows = np.arange(len(inputs))[:, None, None]
     met = padded[(rows, *places)]  # (rows, chosen, kernel, channels)
-    return met.reshape(positions.size, -1)
+    return met.reshape(len(inputs) * positions.shape[1], -1)
