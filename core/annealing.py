@@ -21,11 +21,12 @@ steps, the damping and b are; these are learned by raising it (Geffner & Domke 2
 2107.04150; Zhang et al. 2021, arXiv 2107.10211). All of it needs all rows: with minibatches E[W]
 would be another number. A step costs one gradient of log pi.
 
-Learning does not differentiate paths. With kinks in the network (ReLU) the force jumps, x_K is no
-continuous function of the step size, and the derivative along a path misses just what makes long
-steps bad: on a network with ReLU it led from -280 to -270 and then down to -370. The schedule has
-few numbers, so they are moved by what paths of the same noise give at two opposite perturbations,
-an unbiased gradient of E[log W] smoothed over perturbations, but for the limit on differences.
+Learning does not differentiate paths: on a network with ReLU that led from -280 to -270 and then
+down to -370. A likely cause is that the force jumps where a unit changes sides, so that x_K is no
+continuous function of the step size, and the derivative along a path misses the jumps; smooth
+networks were not compared. The schedule has few numbers, so they are moved by what paths of the
+same noise give at two opposite perturbations, an unbiased gradient of E[log W] smoothed over
+perturbations, but for the limit on differences.
 """
 
 import math
