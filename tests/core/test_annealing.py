@@ -35,8 +35,8 @@ def mean_field(log_joint):
 def test_weights_average_to_the_evidence():
     """E[W] = p_T(D) for any schedule; learning raises E[log W], which stays below.
 
-    Where W has heavy tails the first says little; a wrong sign of the momenta's term was seen by the
-    second.
+    Where W has heavy tails the first says little; a wrong sign of the momenta's term was seen by
+    the second.
     """
     model = LinearGaussian(INPUTS, TARGETS, 0.7, 1.3, temperature=2.0)
     log_joint, data = model.log_joint(), model.data()
