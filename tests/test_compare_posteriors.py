@@ -38,7 +38,7 @@ def test_a_comparison_leaves_a_page_with_its_pictures_inside(runs, tmp_path):
     assert "vi is of another posterior: weight_decay (2.0, reference 0.444" in out
     page = (tmp_path / "c/comparison.html").read_text()
     pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
-    assert len(pictures) == 4
+    assert len(pictures) == 5
     assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
     assert "http" not in page  # nothing is fetched
     with (tmp_path / "c/comparison.csv").open() as file:

@@ -6,10 +6,19 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.artist import Artist
 
-from haiku_posteriors.core.judging import distances
+from haiku_posteriors.core.judging import distances, draw_counts
 from haiku_posteriors.core.judging.bootstrap import Estimate
 from haiku_posteriors.core.judging.predictions import Predictions, evenly
-from haiku_posteriors.utils.plots.style import BLACK, BLUE, GREY, new_panels, save
+from haiku_posteriors.utils.plots.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    RUN_COLOURS,
+    RUN_MARKERS,
+    name_lines,
+    new_panels,
+    save,
+)
 
 MAX_SCATTER_ROWS = 500
 
@@ -108,4 +117,32 @@ def spread_scatter(
         axis.plot(theirs, ours, "o", color=BLUE, alpha=0.5, markersize=3.5, markeredgewidth=0)
         axis.plot(ends, ends, color=BLACK, linestyle="--", linewidth=1)
         axis.set(title=name, xscale="log", yscale="log")
+    save(figure, path)
+
+
+def draw_curves(path: pathlib.Path, runs: Mapping[str, Predictions]) -> None:
+    """NLL and accuracy (or RMSE) of each run against the number of draws that are mixed.
+
+    Args:
+      path: file to write.
+      runs: predictions by name, the reference first, with targets.
+    """
+    found = {name: draw_counts.scores_by_count(run) for name, run in runs.items()}
+    score = next(key for key in next(iter(found.values())) if key not in ("draws", "nll"))
+    shown = {"nll": "NLL", score: "RMSE" if score == "rmse" else score}
+    figure, axes = new_panels(2, width=4.6, height=3.6, x_label="draws")
+    for axis, (key, label) in zip(axes, shown.items(), strict=True):
+        for index, (name, values) in enumerate(found.items()):
+            colour = RUN_COLOURS[index % len(RUN_COLOURS)]
+            marker = RUN_MARKERS[index % len(RUN_MARKERS)]
+            axis.plot(
+                *(values["draws"], values[key]),
+                f"{marker}-",
+                color=colour,
+                label=name,
+                lw=1.6,
+                markersize=4,
+            )
+        axis.set(title=f"{label}, test rows", xscale="log")
+    name_lines(figure, axes[0])
     save(figure, path)

@@ -271,6 +271,17 @@ def _draw(
         path = directory / "calibration.png"
         calibration.calibration_curves(path, {run.name: run.predictions for run in everyone})
         pictures[path] = "Calibration on the test rows."
+    scored = {
+        run.name: run.predictions
+        for run in everyone
+        if run.predictions.targets is not None and run.predictions.log_likelihoods is not None
+    }
+    if any(predictions.num_draws > 1 for predictions in scored.values()):
+        path = directory / "draws.png"
+        comparison.draw_curves(path, scored)
+        pictures[path] = (
+            "NLL and accuracy of the mixture against its number of draws, on average over choices."
+        )
     spread = {c.name: c.predictions for c in candidates if c.predictions.num_draws > 1}
     if reference.predictions.num_draws > 1 and spread:
         path = directory / "spread.png"
