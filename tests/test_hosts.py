@@ -19,7 +19,9 @@ from haiku_posteriors.utils import heartbeats, hosts
 RUNS = {
     "run_sgd.py": "--num_members=2 --num_epochs=20 --batch_size=32 --eval_freq=10 --save_freq=4",
     "run_hmc.py": "--num_chains=1 --num_iterations=6 --step_size=1e-3 --trajectory_len=3e-3",
-    "run_sgmcmc.py": "--num_chains=2 --num_epochs=20 --num_burnin_epochs=10 --ensemble_freq=5",
+    # A default run makes thousands of updates first, which no rounding survives.
+    "run_sgmcmc.py": "--num_chains=2 --num_epochs=20 --num_burnin_epochs=10 --ensemble_freq=5 "
+    "--warm_start_epochs=20 --preconditioner=None --init_step_size=1e-5",
     "run_vi.py": "--num_epochs=20 --vi_ensemble_size=4 --eval_freq=10",
     "run_implicit.py": "--num_epochs=4 --num_draws=4 --num_samples=2 --num_evidence_draws=4 "
     "--pretrain_epochs=2 --pretrain_starts=2 --generator=generator.yaml",
