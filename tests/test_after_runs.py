@@ -73,7 +73,8 @@ def test_students_are_ordinary_runs(trained, tmp_path, capsys):
         student = run_folders.open_run(tmp_path / name)
         assert student.predictions.outputs.shape[:2] == (1, 1)
         run_folders.refuse_other_data(student, start)
-        x = np.linspace(-1, 1, 20)[:, None].astype(np.float32)
-        predicted = loaded_runs.load_run(tmp_path / name).predict(x)
-        teacher = loaded_runs.load_run(trained).predict(x)
-        assert np.abs(predicted.mean - teacher.mean).mean() < 0.3 * teacher.std.mean()
+    # What a chain's student learns is the posterior's predictive, not that of these networks.
+    x = np.linspace(-1, 1, 20)[:, None].astype(np.float32)
+    predicted = loaded_runs.load_run(tmp_path / "folder").predict(x)
+    teacher = loaded_runs.load_run(trained).predict(x)
+    assert np.abs(predicted.mean - teacher.mean).mean() < 0.1 * teacher.std.mean()

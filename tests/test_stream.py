@@ -117,7 +117,6 @@ def test_ten_parts_by_mean_field_vi_are_the_batch_posterior(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of R-hat and PSIS: ten draws a chain
 def test_a_prior_stays_with_its_run(tmp_path):
     """The next run predicts, is compared and goes on without the folder its prior is from."""
     toy = "--model_name=program:small_network --likelihood=gaussian"

@@ -298,10 +298,10 @@ def _quantity_by_quantity(
     """Applies (chains, draws, quantities) -> (quantities,) in blocks, where there is an answer."""
     draws = np.asarray(draws)
     num_chains, num_draws = draws.shape[:2]
+    if num_draws < MIN_DRAWS:
+        return np.full(draws.shape[2:], np.nan)
     flat = draws.reshape(num_chains, num_draws, -1)
     result = np.full(flat.shape[2], np.nan)
-    if num_draws < MIN_DRAWS:
-        return result.reshape(draws.shape[2:])
     width = max(1, BLOCK_SIZE // (num_chains * num_draws))
     for start in range(0, flat.shape[2], width):
         block = flat[:, :, start : start + width].astype(np.float64)

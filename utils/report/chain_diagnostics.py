@@ -131,6 +131,10 @@ def report_chains(
       remarks: further notes.
     """
     history = rules.after_burn_in(result.history)
+    if history["accepted"].shape[1] == 0:
+        problem = "The run ended in burn-in, before any draw that counts: give it more time."
+        verdicts.tell(directory, Verdict(False, (problem,), tuple(remarks)), {})
+        return
     predictions, parameters = diagnose(result)
     num_gradients = int(np.sum(history["num_leapfrog_steps"]))
     acceptance = history["acceptance_probability"].mean(axis=1)
