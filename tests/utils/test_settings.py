@@ -22,6 +22,7 @@ SCRIPTS = {
     "smc": run_smc,
     "vi": run_vi,
     "mc_dropout": run_vi,
+    "gaussian_dropout": run_vi,
     "layerwise": run_vi,
     "implicit": run_implicit,
 }
