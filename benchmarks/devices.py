@@ -11,12 +11,15 @@ python benchmarks/devices.py scaling          of a leapfrog step, one process an
 """
 
 import os
+import pathlib
 import re
 import resource
 import socket
 import subprocess
 import sys
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import haiku as hk
 import jax
