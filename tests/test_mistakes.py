@@ -695,8 +695,8 @@ def test_the_leftover_of_a_crash_is_no_checkpoint(tmp_path, monkeypatch):
     task = run_implicit.tasks.load_task("implicit", settings)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/.epoch_00000003.safetensors.99.tmp").touch()
-    monkeypatch.setattr(run_implicit.pretrain, "pretrain", lambda *_, **__: "pretrained")
-    assert run_implicit.find_starts(task, tmp_path) == "pretrained"
+    monkeypatch.setattr(run_implicit.implicit.pretrain, "pretrain", lambda *_, **__: "pretrained")
+    assert run_implicit.implicit.find_starts(task, tmp_path) == "pretrained"
     files.drop_leftovers(tmp_path)
     assert not list((tmp_path / "checkpoints").iterdir())
 

@@ -5,14 +5,14 @@ import pathlib
 import jax
 import numpy as np
 
-from haiku_posteriors.core import sgd, trees
+from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import num_minibatches, take_rows
 from haiku_posteriors.core.densities import Family
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.layerwise import layerwise_vi
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, checkpoint_utils, optim_utils
+from haiku_posteriors.utils import chains, optim_utils
 from haiku_posteriors.utils.stages import pretrain
 from haiku_posteriors.utils.tasks import Task
 
@@ -62,23 +62,8 @@ def make_method(task: Task) -> tuple[Method, Family]:
 
 
 def find_starts(task: Task, directory: pathlib.Path) -> Params | None:
-    """MAP solutions, the best of some for each member; None if the run goes on or asks for none."""
-    settings = task.settings
-    num_epochs, members = settings.pretrain_epochs, settings.num_members
-    if not num_epochs or checkpoint_utils.has_checkpoint(directory):
-        return None
-    print(
-        f"Pretraining: {members * settings.pretrain_starts} MAP solution(s), {num_epochs} epochs.",
-        flush=True,
-    )
-    batches = num_minibatches(len(task.dataset.y_train), settings.batch_size)
-    optimizer = optim_utils.make_optimizer("Adam", PRETRAINING_STEP, num_epochs * batches)
-    return pretrain.pretrain(
-        sgd.sgd(task.log_joint, optimizer, settings.batch_size),
-        task.log_joint,
-        task.dataset,
-        seed=settings.seed,
-        num_chains=members,
-        num_starts=settings.pretrain_starts,
-        num_epochs=num_epochs,
-    )
+    """MAP solutions by Adam, see `pretrain.map_solutions`."""
+    batches = num_minibatches(len(task.dataset.y_train), task.settings.batch_size)
+    num_updates = max(task.settings.pretrain_epochs * batches, 1)
+    optimizer = optim_utils.make_optimizer("Adam", PRETRAINING_STEP, num_updates)
+    return pretrain.map_solutions(task, directory, optimizer)

@@ -1,17 +1,21 @@
 """Parameters to start from, found by another method before the run."""
 
 import itertools
+import pathlib
 from collections.abc import Callable
 
 import jax
 import numpy as np
+import optax
 
+from haiku_posteriors.core import sgd
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, devices
+from haiku_posteriors.utils import chains, checkpoint_utils, devices, hosts
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.logging_utils import Sign, tell
+from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import DivergedError
 
 PIECES = 50  # calls of the program, between which it can be said how far it is
@@ -51,3 +55,27 @@ def pretrain(
     values = np.asarray(info["log_joint"]).reshape(num_chains, num_starts, -1).mean(axis=2)
     best = values.argmax(axis=1) + num_starts * np.arange(num_chains)
     return jax.tree.map(lambda leaf: leaf[best], devices.to_host(state.params))
+
+
+def map_solutions(
+    task: Task, directory: pathlib.Path, optimizer: optax.GradientTransformation
+) -> Params | None:
+    """MAP solutions, the best of some for each member; None if the run goes on or asks for none."""
+    settings = task.settings
+    resumed = hosts.share(checkpoint_utils.has_checkpoint(directory))
+    if not settings.pretrain_epochs or resumed:
+        return None
+    print(
+        f"Pretraining: {settings.num_members * settings.pretrain_starts} MAP solution(s), "
+        f"{settings.pretrain_epochs} epochs.",
+        flush=True,
+    )
+    return pretrain(
+        sgd.sgd(task.log_joint, optimizer, settings.batch_size),
+        task.log_joint,
+        task.dataset,
+        seed=settings.seed,
+        num_chains=settings.num_members,
+        num_starts=settings.pretrain_starts,
+        num_epochs=settings.pretrain_epochs,
+    )

@@ -1,0 +1,193 @@
+"""Implicit VI from settings: generator, method, start; evidence and draws of the end."""
+
+import pathlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import optax
+
+from haiku_posteriors.core import vi
+from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.implicit import (
+    generators,
+    implicit_vi,
+    mixtures,
+    samplers,
+    semi_implicit,
+    unbiased,
+)
+from haiku_posteriors.core.implicit.generators import Generator
+from haiku_posteriors.core.judging.training import Bound
+from haiku_posteriors.core.method import Method, State
+from haiku_posteriors.core.trees import Params
+from haiku_posteriors.utils import checkpoint_utils, devices, optim_utils
+from haiku_posteriors.utils.report import evidence
+from haiku_posteriors.utils.settings import Settings
+from haiku_posteriors.utils.stages import generator_files, mixture, pretrain, sandwich
+from haiku_posteriors.utils.tasks import Task
+
+
+def make_generator(task: Task) -> Generator:
+    """The generator that the settings describe; says what it is."""
+    shapes = task.log_joint.random_shapes
+    description = generator_files.describe_generator(
+        task.settings.generator, shapes, task.settings.max_generator_parameters
+    )
+    generator = generators.make_generator(description, shapes)
+    print(
+        f"Generator: {description}, {generators.num_parameters(generator, shapes):,} parameters "
+        f"for {generator.num_weights:,} weights."
+    )
+    return generator
+
+
+def complete(settings: Settings, generator: Generator) -> Settings:
+    """Fills in what depends on the generator, and refuses what contradicts itself."""
+    small = generator.num_weights <= generators.MLP_LIMIT
+    settings = settings.fill(
+        {"num_evidence_draws": 200 if small else 0}, "by the number of weights"
+    )
+    settings = settings.fill({"sandwich_draws": 1000 if small else 0}, "by the number of weights")
+    estimator = implicit_vi.default_estimator(generator)
+    settings = settings.fill({"entropy": estimator}, "by the latent size")
+    if settings.num_evidence_draws == 1:
+        raise UserError("One draw gives no error: num_evidence_draws must be 0 or above 1.")
+    if settings.member_weights == "evidence" and not settings.num_evidence_draws:
+        raise UserError("Weights by evidence need its value: give num_evidence_draws.")
+    return settings
+
+
+def make_method(task: Task, generator: Generator) -> Method:
+    """Implicit VI as the settings describe it."""
+    settings = task.settings
+    num_rows = len(task.dataset.y_train)
+    optimizer = optim_utils.optimizer_of(settings, num_rows)
+    if settings.clip_gradient:
+        optimizer = optax.chain(optax.clip_by_global_norm(settings.clip_gradient), optimizer)
+    batches = num_minibatches(num_rows, settings.batch_size)
+    mesh = devices.make_mesh(settings.num_members)
+    return implicit_vi.implicit_vi(
+        task.log_joint,
+        optimizer,
+        settings.batch_size,
+        generator=generator,
+        estimator=make_entropy(settings),
+        num_samples=settings.num_samples,
+        learn_noise_scale=settings.learn_noise_scale,
+        start=samplers.Start(settings.start, settings.init_spread, settings.noise_scale),
+        objective=implicit_vi.Objective(
+            settings.objective,
+            settings.entropy_weight,
+            settings.prior_weight,
+            settings.annealing_start,
+            round(settings.annealing_epochs * batches),
+        ),
+        place=devices.draw_placement(mesh, settings.num_samples),
+    )
+
+
+def make_entropy(settings: Settings) -> implicit_vi.EntropyEstimator:
+    """How training estimates the entropy of its objective."""
+    if settings.objective == "sivi":
+        return semi_implicit.Mixture(settings.num_mixture_draws)
+    if settings.objective == "uivi":
+        kept = settings.reverse_transitions // 2
+        return unbiased.Unbiased(
+            settings.reverse_transitions - kept,
+            kept,
+            settings.reverse_leapfrog_steps,
+            settings.num_mixture_draws,
+        )
+    return make_estimator(settings)
+
+
+def make_estimator(settings: Settings) -> implicit_vi.Estimator:
+    """The estimator of the linearised entropy that training uses."""
+    return implicit_vi.Estimator(
+        settings.entropy,
+        settings.entropy_steps,
+        settings.entropy_probes,
+        settings.entropy_warm_start,
+    )
+
+
+def find_starts(task: Task, directory: pathlib.Path) -> Params | vi.VariationalParams | None:
+    """Where the members start: parameters, or the mean-field posterior of a run_vi.py run."""
+    settings, log_joint = task.settings, task.log_joint
+    members = settings.num_members
+    if settings.init_checkpoint:
+        return checkpoint_utils.load_starts(
+            settings.init_checkpoint, log_joint.shapes, members, "num_members"
+        )
+    if settings.vi_checkpoint:
+        template = jax.eval_shape(
+            jax.vmap(lambda key: vi.initial_variational(log_joint, log_joint.init(key))),
+            jax.random.split(jax.random.key(0), members),
+        )
+        path = pathlib.Path(settings.vi_checkpoint)
+        return checkpoint_utils.load_part(path, "variational", template)
+    if settings.start == "prior":
+        return None
+    num_rows = len(task.dataset.y_train)
+    optimizer = optim_utils.optimizer_of(settings, num_rows, settings.pretrain_epochs)
+    return pretrain.map_solutions(task, directory, optimizer)
+
+
+def final_draws(
+    task: Task,
+    directory: pathlib.Path,
+    generator: Generator,
+    method: Method,
+    refined: Callable[[State, Params], Params] | None,
+    state: State,
+    draws: Params,
+) -> Params:
+    """The draws of the end: members' evidence told, members weighed, draws refined."""
+    settings = task.settings
+    if settings.num_evidence_draws:
+        found = member_evidence(task, generator, state)
+        weights = mixtures.weigh(settings.member_weights, found.values)
+        print(mixture.describe(found, weights))
+        value, error = mixtures.of_mixture(found.values, found.errors, weights)
+        both = None
+        if settings.sandwich_draws:
+            both = sandwich.find(task, generator, state.sampler)
+            print(sandwich.tell(directory, f"implicit, {settings.objective}", both))
+        evidence.write(
+            directory,
+            found.kind,
+            value,
+            error,
+            values=found.values,
+            errors=found.errors,
+            weights=weights,
+            sandwich=both,
+        )
+        if settings.member_weights != "even":
+            draws = mixture.mixture_draws(method, state, weights, settings.num_draws, settings.seed)
+    return refined(state, draws) if refined else draws
+
+
+def read_bound(directory: pathlib.Path) -> Bound | None:
+    """The hierarchical bounds that `final_draws` has left; None where there are none."""
+    found = evidence.read(directory)
+    if found is None or not found["estimator"].startswith(mixture.HIERARCHICAL):
+        return None
+    if None in found["values"]:
+        return None
+    return Bound(*(np.array(found[name], float) for name in ("values", "errors")))
+
+
+def member_evidence(task: Task, generator: Generator, state: State) -> mixture.Evidence:
+    """What each member says of the evidence, as the flags ask for it."""
+    settings = task.settings
+    arguments = (task.log_joint, task.dataset, generator)
+    further = (state.sampler, settings.seed, settings.num_evidence_draws)
+    if settings.evidence == "hierarchical":
+        return mixture.hierarchical_bounds(*arguments, *further, settings.num_inner_draws)
+    # What training estimates may be affordable once, at the end.
+    exact = generator.latent_size <= implicit_vi.EXACT_LIMIT
+    estimator = implicit_vi.Estimator("exact") if exact else make_estimator(settings)
+    return mixture.linearised_estimates(*arguments, estimator, *further)
