@@ -25,7 +25,7 @@ from sklearn.utils.validation import column_or_1d
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils import files
 from haiku_posteriors.utils.draws import DrawStore
-from haiku_posteriors.utils.estimators import (
+from haiku_posteriors.utils.estimators.base import (
     FILE_NAME,
     RECORD_NAME,
     Network,
@@ -40,8 +40,8 @@ class PosteriorRegressor(RegressorMixin, PosteriorEstimator):
 
     Parameters
     ----------
-    method : one of `haiku_posteriors.utils.plans.PLANS`: "hmc", "mclmc", "sghmc", "sgld",
-        "mean_field", "mc_dropout", "implicit", "ensemble", "map".
+    method : one of `haiku_posteriors.utils.estimators.plans.PLANS`: "hmc", "mclmc", "sghmc",
+        "sgld", "mean_field", "mc_dropout", "implicit", "ensemble", "map".
     network : a Haiku function of inputs, and perhaps `num_outputs`; a built-in network's name,
         `package.module:function` or `path/to/file.py:function`; None for one hidden layer of 50.
     input_groups : for a network of several inputs, the columns of X that each takes, by its name:

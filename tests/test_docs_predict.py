@@ -10,7 +10,8 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 from synthetic_runs import write_loadable_run
 
-from haiku_posteriors.utils import plans, settings
+from haiku_posteriors.utils import settings
+from haiku_posteriors.utils.estimators import plans
 from haiku_posteriors.utils.problem import Problem
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "predict.md"

@@ -22,7 +22,7 @@ import haiku_posteriors
 import haiku_posteriors.sklearn
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.sklearn import PosteriorClassifier, PosteriorRegressor
-from haiku_posteriors.utils.plans import PLANS
+from haiku_posteriors.utils.estimators.plans import PLANS
 
 pytestmark = pytest.mark.usefixtures("first_device_only")
 

@@ -13,8 +13,9 @@ from haiku_posteriors.core.implicit import implicit_vi
 from haiku_posteriors.core.judging.training import Objective
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
-from haiku_posteriors.utils import optim_utils, plan_forms, settings
-from haiku_posteriors.utils.plan_forms import Plan, Wishes
+from haiku_posteriors.utils import optim_utils, settings
+from haiku_posteriors.utils.estimators import forms
+from haiku_posteriors.utils.estimators.forms import Plan, Wishes
 from haiku_posteriors.utils.report import training as training_report
 from haiku_posteriors.utils.report import verdicts
 from haiku_posteriors.utils.train_utils import RunResult
@@ -81,11 +82,11 @@ class _Training:
         largest_step: float = math.inf,
     ):
         """`step_size` is that of a schedule; without one it is the scripts', to `largest_step`."""
-        plan_forms.refuse(wishes, "num_burn_in", "warm_start_epochs")
+        forms.refuse(wishes, "num_burn_in", "warm_start_epochs")
         self.options = wishes.options or {}
         self._log_joint, self._wishes, self._objective = log_joint, wishes, objective
         self._by_itself = wishes.num_steps is None
-        rows = plan_forms.BATCH_SIZE
+        rows = forms.BATCH_SIZE
         if self._by_itself:
             rows = settings.affordable_rows(trees.size(log_joint.shapes), draws_per_step)
             step = settings.STEP_OVER_PRIOR_STD * min(jax.tree.leaves(log_joint.prior_scales))

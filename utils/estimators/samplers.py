@@ -11,9 +11,10 @@ from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.sgmcmc import Preconditioner
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import plan_forms, settings
+from haiku_posteriors.utils import settings
 from haiku_posteriors.utils.data_utils import Dataset
-from haiku_posteriors.utils.plan_forms import Diagnose, Plan, Wishes
+from haiku_posteriors.utils.estimators import forms
+from haiku_posteriors.utils.estimators.forms import Diagnose, Plan, Wishes
 from haiku_posteriors.utils.report import chain_diagnostics
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.stages import sampler_scales, temperatures
@@ -30,12 +31,12 @@ def sghmc(
     """Steps that fit, until the chains agree; with a number or a size of steps, just these."""
     if wishes.num_steps is None and wishes.step_size is None:
         return _fitted_sampler(log_joint, num_rows, wishes, momentum_decay)
-    plan_forms.refuse(wishes, "warm_start_epochs")
-    batch_size = min(wishes.batch_size or plan_forms.BATCH_SIZE, num_rows)
+    forms.refuse(wishes, "warm_start_epochs")
+    batch_size = min(wishes.batch_size or forms.BATCH_SIZE, num_rows)
     batches = num_minibatches(num_rows, batch_size)
     num_steps = wishes.num_steps or -(-SAMPLER_UPDATES // batches)
-    burn_in = plan_forms.find_burn_in(wishes, num_steps, num_steps // 3)
-    collects = plan_forms.make_collection(wishes, num_steps, burn_in, default=100)
+    burn_in = forms.find_burn_in(wishes, num_steps, num_steps // 3)
+    collects = forms.make_collection(wishes, num_steps, burn_in, default=100)
     preconditioner = sgmcmc.rmsprop(adaptation_steps=max(burn_in * batches, 1))
     decay, options = _momentum_decay(wishes, momentum_decay)
     sampler = _langevin(wishes.step_size or 1e-4, 0.9 if decay is None else decay, preconditioner)
@@ -59,7 +60,7 @@ def _fitted_sampler(
         -(-updates // batches) for updates in (settings.BURN_IN_UPDATES, settings.UPDATES_PER_DRAW)
     )
     burn_in = burn_in if wishes.num_burn_in is None else wishes.num_burn_in
-    most = max(1, plan_forms.MAX_DRAW_BYTES // (4 * size * num_chains))
+    most = max(1, forms.MAX_DRAW_BYTES // (4 * size * num_chains))
     draws = -(-settings.MAX_UPDATES // (batches * period))
     num_steps = burn_in + period * (wishes.num_draws or min(most, draws))
     decay, options = _momentum_decay(wishes, momentum_decay)
@@ -125,6 +126,6 @@ def sgld(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 def _diagnose_sampler(result: RunResult) -> dict[str, Any]:
     predictions, parameters = chain_diagnostics.diagnose(result)
     return {
-        "predictions": plan_forms.extremes(predictions),
-        "parameters": plan_forms.extremes(parameters),
+        "predictions": forms.extremes(predictions),
+        "parameters": forms.extremes(parameters),
     }

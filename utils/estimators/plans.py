@@ -12,8 +12,9 @@ from haiku_posteriors.core import hmc, mclmc, trajectories, trees
 from haiku_posteriors.core.errors import UserError, unknown_name
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
-from haiku_posteriors.utils import optimiser_plans, plan_forms, sampler_plans, settings
-from haiku_posteriors.utils.plan_forms import Plan, Wishes
+from haiku_posteriors.utils import settings
+from haiku_posteriors.utils.estimators import forms, optimisers, samplers
+from haiku_posteriors.utils.estimators.forms import Plan, Wishes
 from haiku_posteriors.utils.report import chain_diagnostics
 from haiku_posteriors.utils.report.chain_diagnostics import ChainRules
 from haiku_posteriors.utils.train_utils import RunResult
@@ -53,10 +54,10 @@ def _chains(
     """Chains that end when their verdict is converged, unless a number of steps is asked for."""
     num_chains = wishes.num_chains or 4
     bytes_per_step = 4 * trees.size(log_joint.shapes) * num_chains
-    most = min(TRANSITIONS, max(1000, plan_forms.MAX_DRAW_BYTES // bytes_per_step))
+    most = min(TRANSITIONS, max(1000, forms.MAX_DRAW_BYTES // bytes_per_step))
     num_steps = wishes.num_steps or most
-    burn_in = plan_forms.find_burn_in(wishes, num_steps, min(200, num_steps // 2))
-    collects = plan_forms.make_collection(wishes, num_steps, burn_in)
+    burn_in = forms.find_burn_in(wishes, num_steps, min(200, num_steps // 2))
+    collects = forms.make_collection(wishes, num_steps, burn_in)
     options = {"trajectory_length": trajectories.default_length(log_joint), **defaults}
     options |= wishes.options or {}
     rules = chain_diagnostics.ChainRules(burn_in, options["trajectory_length"], is_adjusted)
@@ -81,8 +82,8 @@ def _diagnose_chains(result: RunResult, rules: ChainRules) -> dict[str, Any]:
     predictions, parameters = chain_diagnostics.diagnose(result)
     verdict = rules.verdict(predictions, history, parameters)
     return {
-        "predictions": plan_forms.extremes(predictions),
-        "parameters": plan_forms.extremes(parameters),
+        "predictions": forms.extremes(predictions),
+        "parameters": forms.extremes(parameters),
         "converged": verdict.converged,
         "problems": list(verdict.problems),
         "notes": list(verdict.notes),
@@ -96,11 +97,11 @@ def _diagnose_chains(result: RunResult, rules: ChainRules) -> dict[str, Any]:
 PLANS: dict[str, Callable[[LogJoint, int, Wishes], Plan]] = {
     "hmc": _hmc,
     "mclmc": _mclmc,
-    "sghmc": sampler_plans.sghmc,
-    "sgld": sampler_plans.sgld,
-    "mean_field": optimiser_plans.mean_field,
-    "mc_dropout": optimiser_plans.mc_dropout,
-    "implicit": optimiser_plans.implicit,
-    "ensemble": optimiser_plans.ensemble,
-    "map": optimiser_plans.map,
+    "sghmc": samplers.sghmc,
+    "sgld": samplers.sgld,
+    "mean_field": optimisers.mean_field,
+    "mc_dropout": optimisers.mc_dropout,
+    "implicit": optimisers.implicit,
+    "ensemble": optimisers.ensemble,
+    "map": optimisers.map,
 }

@@ -24,8 +24,8 @@ from haiku_posteriors.utils import checkpoint_utils, data_utils, files, models, 
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.datasets.forms import Column, InputForm, SeveralInputs
 from haiku_posteriors.utils.draws import DrawStore, draws_per_block
-from haiku_posteriors.utils.plan_forms import Plan, Wishes
-from haiku_posteriors.utils.plans import make_plan
+from haiku_posteriors.utils.estimators.forms import Plan, Wishes
+from haiku_posteriors.utils.estimators.plans import make_plan
 from haiku_posteriors.utils.problem import Problem
 from haiku_posteriors.utils.report import arviz_export, problem_files
 from haiku_posteriors.utils.report.loaded_runs import LoadedRun

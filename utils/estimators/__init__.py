@@ -1,0 +1,1 @@
+"""What is behind the scikit-learn estimators of `haiku_posteriors.sklearn`."""
