@@ -46,15 +46,17 @@ def run(settings: Settings) -> None:
             if part == 1 and kind != "online":  # the first part is the same for all
                 done.append(directory / "online_1")
                 continue
-            own = [f"--train_part={part}/{count}"]
-            if kind == "batch":
-                own = [f"--train_part=1-{part}/{count}"]
-            elif part > 1:
-                own.append(
-                    f"--{'prior_from' if kind == 'online' else 'init_checkpoint'}={done[-1]}"
-                )
+            rows = f"1-{part}" if kind == "batch" else str(part)
+            own, shared = [f"--train_part={rows}/{count}"], flags
+            if kind == "online" and part > 1:  # the flags' prior is that of the first part
+                own.append(f"--prior_from={done[-1]}")
+                shared = subruns.without(flags, tasks.PRIOR_FLAGS)
+            elif kind == "naive":
+                own.append(f"--init_checkpoint={done[-1]}")
             done.append(directory / f"{kind}_{part}")
-            subruns.finish(script, [*flags, *own], done[-1], f"{kind}, part {part} of {count}")
+            subruns.finish(script, [*shared, *own], done[-1], f"{kind}, part {part} of {count}")
+            if kind == "online":
+                streams.warn(done[-1], part, count)
     streams.write(directory, folders)
 
 

@@ -40,17 +40,49 @@ class Gaussian(NamedTuple):
     factor: dict[str, np.ndarray]
     point: dict[str, np.ndarray]
 
+    @property
+    def rank(self) -> int:
+        """R; 0 for independent parameters."""
+        return len(next(iter(self.factor.values()))) if self.factor else 0
+
+
+def precision_diagonal(gaussian: Gaussian) -> dict[str, np.ndarray]:
+    """The diagonal of (S^2 + U U')^-1, by name: (1 - V_i (I + V' V)^-1 V_i') / s_i^2; float64.
+
+    Its inverse is the variance of a parameter given all others, and so that of the mean-field q
+    nearest to the Gaussian.
+    """
+    relative = _relative_factor(gaussian)
+    inverse = np.linalg.inv(_gram(relative)) if relative else np.zeros((0, 0))
+    found = {}
+    for name, scale in gaussian.scale.items():
+        rows = relative.get(name, np.zeros((0, *scale.shape)))
+        explained = np.sum(rows * np.tensordot(inverse, rows, 1), axis=0)
+        found[name] = (1 - explained) / np.square(scale, dtype=np.float64)
+    return found
+
+
+def _relative_factor(gaussian: Gaussian) -> dict[str, np.ndarray]:
+    """V', (R, ...) each."""
+    scale, factor = gaussian.scale, gaussian.factor
+    return {name: factor[name].astype(np.float64) / scale[name] for name in factor}
+
+
+def _gram(relative: dict[str, np.ndarray]) -> np.ndarray:
+    """I + V' V."""
+    flat = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in relative.values()], axis=1)
+    return np.eye(len(flat)) + flat @ flat.T
+
 
 def make_gaussian_prior(gaussian: Gaussian) -> Prior:
     """The prior; computed in float64 once, and in the parameters' own precision afterwards."""
     mean, scale, factor = gaussian.mean, gaussian.scale, gaussian.factor
-    rank = next(iter(factor.values())).shape[0] if factor else 0
-    relative = {name: factor[name].astype(np.float64) / scale[name] for name in factor}
-    gram = np.eye(rank)
-    for leaf in relative.values():
-        gram += leaf.reshape(rank, -1) @ leaf.reshape(rank, -1).T
+    relative = _relative_factor(gaussian)
+    rank = gaussian.rank
+    gram = _gram(relative) if rank else np.eye(0)
     inverse = np.linalg.inv(gram)
     half_log_det = np.linalg.slogdet(gram)[1] / 2
+    diagonal = precision_diagonal(gaussian)
 
     def constant(value: np.ndarray, like: jax.Array) -> jax.Array:
         return jnp.asarray(value, like.dtype)
@@ -103,9 +135,7 @@ def make_gaussian_prior(gaussian: Gaussian) -> Prior:
         return float(np.sqrt(np.mean(variance)))
 
     def precisions(params: Params) -> Params:
-        return trees.map_with_name(
-            lambda name, leaf: constant(1 / np.square(scale[name], dtype=np.float64), leaf), params
-        )
+        return trees.map_with_name(lambda name, leaf: constant(diagonal[name], leaf), params)
 
     return Prior(
         log_density=lambda params: trees.total(log_densities(params)),
@@ -114,5 +144,6 @@ def make_gaussian_prior(gaussian: Gaussian) -> Prior:
         scale=deviation,
         family=FAMILY,
         is_whole=True,
-        precisions=None if rank else precisions,
+        precisions=precisions,
+        is_correlated=rank > 0,
     )

@@ -154,7 +154,10 @@ class LowRankFamily(NamedTuple):
                 key, self.log_joint, center, scale, drawn, data, self.estimator
             )
             random = self.log_joint.partition(drawn)[0]
-            log_prior = self.log_joint.expected_log_prior(q.mean, deviations, random)
+            # Under a correlated prior the expectation is one given z; else all of it is known.
+            given_z = self.log_joint.prior.is_correlated
+            moments = (center, scale) if given_z else (q.mean, deviations)
+            log_prior = self.log_joint.expected_log_prior(*moments, random)
             tempered = (log_likelihood / temperature, log_prior / temperature)
             return ElboTerms(*tempered, entropy), drawn
 

@@ -43,8 +43,9 @@ class Prior(NamedTuple):
       scale: leaf name -> the standard deviation s of that leaf's parameters.
       family: the name of the family of unit variance, for methods that know closed forms.
       is_whole: whether the likelihood's own parameters are among its parameters.
-      precisions: params -> 1 / variance of each, of Gaussians that are independent but not of mean
-        0 and one variance a leaf; None for all others.
+      precisions: params -> the diagonal of the precision matrix, of Gaussians not of mean 0
+        and one variance a leaf; None for all others.
+      is_correlated: whether that matrix has more than its diagonal.
     """
 
     log_density: Callable[[Params], jax.Array]
@@ -54,6 +55,7 @@ class Prior(NamedTuple):
     family: str
     is_whole: bool = False
     precisions: Callable[[Params], Params] | None = None
+    is_correlated: bool = False
 
 
 def gaussian() -> Family:

@@ -1,9 +1,11 @@
 """Earlier posteriors as priors from the command line: parts as one batch, kept and resumed."""
 
 import itertools
+import pathlib
 import shutil
 import subprocess
 
+import jax
 import numpy as np
 import pytest
 import synthetic_runs
@@ -13,9 +15,11 @@ import run_hmc
 import run_vi
 import stream
 from haiku_posteriors.core import trees
-from haiku_posteriors.utils import data_utils, run_priors
+from haiku_posteriors.core.gaussian_priors import Gaussian
+from haiku_posteriors.utils import cmd_args_utils, data_utils, files, run_priors, tasks
 from haiku_posteriors.utils.problem import Problem, load_problem
 from haiku_posteriors.utils.report import loaded_runs, run_folders, run_networks
+from haiku_posteriors.utils.stages import variational
 
 pytestmark = pytest.mark.usefixtures("first_device_only")
 LINEAR = "--model_name=logistic_regression --likelihood=gaussian --noise_std=1 --standardize=false"
@@ -61,6 +65,81 @@ def test_finished_streams_are_read_and_drawn(tmp_path, capsys, monkeypatch):
     assert started("--num_parts=2", f"--dir={tmp_path}") == 0
     assert "NLL, naive" in capsys.readouterr().out
     assert (tmp_path / "stream.png").stat().st_size > 10_000
+
+
+def test_the_prior_of_the_flags_is_that_of_the_first_part(tmp_path, capsys, monkeypatch):
+    """Further parts have the earlier posterior; one that is a constant is told at once."""
+    commands = {}
+
+    def finish(command):
+        folder = pathlib.Path(command[-1].removeprefix("--dir="))
+        commands[folder.name] = command[2:-1]
+        synthetic_runs.write_toy_run(folder, chains=1, draws=4)
+        if folder.name == "online_1":
+            arrays = dict(np.load(folder / "predictions.npz"))
+            arrays["test_predictions"] = np.zeros_like(arrays["test_predictions"]) + 0.5
+            arrays["test_log_likelihoods"] = arrays["test_log_likelihoods"] - 5
+            files.write_arrays(folder / "predictions.npz", **arrays)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", finish)
+    flags = "--flags=--weight_decay 7 --seed=1 --prior_family=student_t"
+    assert started("--num_parts=2", f"--dir={tmp_path}", flags) == 0
+    first = ["--weight_decay", "7", "--seed=1", "--prior_family=student_t"]
+    assert commands["online_1"] == [*first, "--train_part=1/2"]
+    earlier = tmp_path / "online_1"
+    assert commands["online_2"] == ["--seed=1", "--train_part=2/2", f"--prior_from={earlier}"]
+    assert commands["batch_2"] == [*first, "--train_part=1-2/2"]
+    assert commands["naive_2"] == [*first, "--train_part=2/2", f"--init_checkpoint={earlier}"]
+    told = capsys.readouterr().out
+    assert "WARNING: after part 1" in told and "after part 2" not in told
+    assert "No better than one prediction for all rows: online, part 1." in told
+
+
+def some_gaussian(log_joint, rank):
+    """Of the random parameters, correlated by `rank` columns."""
+    rng = np.random.default_rng(0)
+    leaves = trees.named_leaves(log_joint.random_shapes)
+    mean, scale = (
+        {name: rng.uniform(1, 2, leaf.shape) for name, leaf in leaves.items()} for _ in "ms"
+    )
+    factor = {name: rng.normal(size=(rank, *leaf.shape)) for name, leaf in leaves.items()}
+    return Gaussian(mean, scale, factor if rank else {}, {})
+
+
+@pytest.mark.parametrize(("family", "rank"), [("mean_field", 2), ("low_rank", 2), ("low_rank", 0)])
+def test_q_starts_as_the_earlier_posterior(family, rank, tmp_path):
+    """As all of it where the family has it, or with the precisions' diagonal."""
+    first = tasks.load_task("vi", cmd_args_utils.parse(run_vi.GROUPS, []))
+    gaussian = some_gaussian(first.log_joint, rank)
+    run_priors.save(tmp_path, gaussian, "Of a test.")
+    flags = [f"--prior_from={tmp_path / run_priors.NAME}", f"--vi_family={family}"]
+    settings = cmd_args_utils.parse(
+        run_vi.GROUPS, [*flags, *(["--vi_rank=2"] if family == "low_rank" else [])]
+    )
+    task = run_vi.complete(tasks.load_task("vi", variational.begin(settings)))
+    assert task.settings.warm_start_epochs == 0
+    q = jax.tree.map(lambda leaf: leaf[0], variational.find_starts(task, tmp_path / "run", None))
+    names = sorted(gaussian.mean)
+
+    def flat(named, axes=0):
+        return np.concatenate(
+            [np.reshape(named[n], (*named[n].shape[:axes], -1)) for n in names], -1
+        )
+
+    scale = {n: np.logaddexp(leaf, 0) for n, leaf in trees.named_leaves(q.raw_scale).items()}
+    np.testing.assert_allclose(flat(trees.named_leaves(q.mean)), flat(gaussian.mean), rtol=1e-6)
+    covariance = np.diag(flat(gaussian.scale) ** 2)
+    if rank:
+        covariance += flat(gaussian.factor, 1).T @ flat(gaussian.factor, 1)
+    if family == "low_rank" and rank:
+        units = trees.named_leaves(q.unit)
+        columns = flat({n: f * units[n] for n, f in trees.named_leaves(q.factor).items()}, 1)
+        found = np.diag(flat(scale) ** 2) + columns.T @ columns
+        np.testing.assert_allclose(found, covariance, rtol=1e-4, atol=1e-5)
+    else:
+        conditional = 1 / np.diag(np.linalg.inv(covariance))
+        np.testing.assert_allclose(flat(scale) ** 2, conditional, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

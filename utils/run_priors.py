@@ -53,6 +53,12 @@ def load(path: pathlib.Path, log_joint: LogJoint) -> tuple[Gaussian, str]:
     return gaussian, sentence
 
 
+def path_of(directory: pathlib.Path, prior_from: str) -> pathlib.Path:
+    """Where a run reads its prior: from its own copy, once it has one."""
+    own = directory / NAME
+    return own if own.is_file() else pathlib.Path(prior_from)
+
+
 def save(directory: pathlib.Path, gaussian: Gaussian, sentence: str) -> None:
     """Keeps it in a run's folder, unless it is there: a run that goes on is the one that began."""
     path = directory / NAME
@@ -83,7 +89,7 @@ def _of_run(folder: pathlib.Path, log_joint: LogJoint) -> tuple[Gaussian, str]:
     is_gaussian = run.flags["method"] == "vi" and run.flags.get("vi_family") in EXACT_FAMILIES
     if is_one and is_gaussian and not run.flags.get("anneal_steps"):
         gaussian = _variational(folder)
-        family = f"of rank {_rank(gaussian)} plus a diagonal" if gaussian.factor else "mean-field"
+        family = f"of rank {gaussian.rank} plus a diagonal" if gaussian.rank else "mean-field"
         return gaussian, f"The prior is the posterior of {folder}, {family}, exactly."
     num_draws = run.predictions.num_draws
     if num_draws < 2:
@@ -96,10 +102,6 @@ def _of_run(folder: pathlib.Path, log_joint: LogJoint) -> tuple[Gaussian, str]:
         f"The prior has the means and standard deviations of {num_draws} draws of {folder}: "
         "independent Gaussians, without the correlations of that posterior."
     )
-
-
-def _rank(gaussian: Gaussian) -> int:
-    return next(iter(gaussian.factor.values())).shape[0]
 
 
 def _variational(folder: pathlib.Path) -> Gaussian:

@@ -17,9 +17,24 @@ def split_flags(text: str, reserved: Sequence[str], owner: str) -> list[str]:
     except ValueError as error:
         raise UserError(f"--flags cannot be read: {error}.") from error
     for name in reserved:
-        if any(flag.lstrip("-").split("=")[0] == name for flag in flags):
+        if any(_name(flag) == name for flag in flags):
             raise UserError(f"--{name} is set by the {owner}, and cannot be among --flags.")
     return flags
+
+
+def without(flags: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The flags but for those of these names, written --name=value or --name value."""
+    kept, is_left_out = [], False
+    for flag in flags:
+        if flag.startswith("-"):
+            is_left_out = _name(flag) in names
+        if not is_left_out:
+            kept.append(flag)
+    return kept
+
+
+def _name(flag: str) -> str:
+    return flag.lstrip("-").split("=")[0]
 
 
 def finish(script: pathlib.Path, flags: Sequence[str], folder: pathlib.Path, title: str) -> None:

@@ -344,9 +344,7 @@ def execute(
 
 def _keep_prior(directory: pathlib.Path, path: str, log_joint: LogJoint) -> None:
     """Copies the prior to where the draws are, unless it is there, and says what it is."""
-    own = directory / run_priors.NAME
-    found = own if own.is_file() else pathlib.Path(path)
-    gaussian, sentence = run_priors.load(found, log_joint)
+    gaussian, sentence = run_priors.load(run_priors.path_of(directory, path), log_joint)
     run_priors.save(directory, gaussian, sentence)
     print(sentence, flush=True)
 

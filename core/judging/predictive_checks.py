@@ -12,6 +12,10 @@ does not fit, a large one does not say that it does.
 
 Monte Carlo error: the mean over draws of a prediction at a row has a standard error of its own,
 std / sqrt(ESS), since draws are finite and those of a chain are correlated.
+
+A posterior that fell back to its prior, as variational ones do where the divergence from the prior
+outweighs what the rows have to say, predicts about the same everywhere, and no better than the one
+distribution that fits all targets best: class frequencies, or a Gaussian of their moments.
 """
 
 from typing import NamedTuple
@@ -26,6 +30,7 @@ from haiku_posteriors.core.judging.predictions import Predictions, evenly
 
 MAX_QUANTITIES = 500  # predictions whose Monte Carlo errors are computed
 MIN_DRAWS_PER_CHAIN = 8  # of which autocorrelations can be told
+LEAST_VARIATION = 0.05  # of mean predictions over rows, as a share of the targets' variance
 
 
 class MonteCarloError(NamedTuple):
@@ -39,6 +44,54 @@ class MonteCarloError(NamedTuple):
     median: float
     largest: float
     largest_share: float
+
+
+class AgainstConstant(NamedTuple):
+    """A predictive distribution beside the best one that is the same for all rows.
+
+    Attributes:
+      nll: of the mixture over draws.
+      constant_nll: of the other.
+      gain: their difference, positive where inputs help.
+      gain_error: its standard error over rows.
+      variation: variance of mean predictions over rows, as a share of the targets' variance.
+    """
+
+    nll: float
+    constant_nll: float
+    gain: float
+    gain_error: float
+    variation: float
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether predictions hardly depend on the inputs, and nothing is gained by it."""
+        return self.variation < LEAST_VARIATION and self.gain <= 2 * self.gain_error
+
+
+def against_constant(predictions: Predictions) -> AgainstConstant:
+    """Compares on rows with targets, to which the constant is fitted."""
+    targets = predictions.targets
+    assert targets is not None
+    mean = predictions.flat_outputs.mean(axis=0, dtype=np.float64)
+    if predictions.task == "classification":
+        seen = np.eye(mean.shape[1])[targets]
+        # Rounded probabilities of 0 are those of classes that no row has.
+        constant = np.log(np.maximum(seen.mean(axis=0), 1e-300))[targets]
+    else:
+        seen, mean = targets.astype(np.float64), mean[:, : targets.shape[1]]
+        deviation = np.maximum(seen.std(axis=0), 1e-300)
+        constant = scipy.stats.norm.logpdf(seen, seen.mean(axis=0), deviation).sum(axis=1)
+    own = metrics.log_mean_exp(predictions.flat_log_likelihoods)
+    gains = own - constant
+    spread = np.sum(seen.var(axis=0))
+    return AgainstConstant(
+        -float(own.mean()),
+        -float(constant.mean()),
+        float(gains.mean()),
+        float(gains.std() / np.sqrt(len(gains))),
+        float(np.sum(mean.var(axis=0)) / spread) if spread > 0 else 0.0,
+    )
 
 
 def check(predictions: Predictions) -> dict[str, float]:

@@ -45,6 +45,9 @@ def test_density_and_draws(rank):
     expected = scipy.stats.multivariate_normal.logpdf(points, mean, covariance)
     np.testing.assert_allclose(densities, expected, rtol=1e-3, atol=2e-2)
     one = jax.tree.map(lambda leaf: leaf[0], trees)
+    diagonal = ravel_pytree(prior.precisions(one))[0]
+    np.testing.assert_allclose(diagonal, np.diag(np.linalg.inv(covariance)), rtol=1e-5)
+    assert prior.is_correlated == (rank > 0)
     keys = jax.random.split(jax.random.key(0), 20_000)
     draws = jax.jit(jax.vmap(lambda key: prior.sample(key, one)))(keys)
     scenarios.assert_gaussian_moments(scenarios.coefficients(draws), mean, covariance)

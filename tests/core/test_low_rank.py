@@ -3,6 +3,8 @@
 z-tests are at 5 standard errors, see `scenarios`.
 """
 
+import dataclasses
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,9 @@ import scipy.stats
 from jax.flatten_util import ravel_pytree
 from scenarios import assert_mean, correlated_model
 
-from haiku_posteriors.core import low_rank
+from haiku_posteriors.core import low_rank, trees
 from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.gaussian_priors import Gaussian, make_gaussian_prior
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.priors import make_prior
@@ -81,6 +84,39 @@ def test_density_and_terms():
     direction = np.linalg.eigh(covariance)[1][:, -1]
     assert_mean(of_pairs(((flat - mean) @ direction) ** 2), direction @ covariance @ direction)
     assert_mean(of_pairs(terms.expected_log_prior - log_priors / TEMPERATURE), 0.0)
+
+
+def test_under_a_correlated_prior():
+    """E[log p(w)] of an earlier posterior of low rank, by its closed form given z."""
+    leaves = trees.named_leaves(NETWORK.random_shapes)
+    rng = np.random.default_rng(3)
+    mean, scale = ({n: rng.uniform(0.5, 1, leaf.shape) for n, leaf in leaves.items()} for _ in "ms")
+    factor = {n: rng.normal(size=(2, *leaf.shape)) for n, leaf in leaves.items()}
+    prior = make_gaussian_prior(Gaussian(mean, scale, factor, {}))
+    log_joint = dataclasses.replace(NETWORK, prior=prior)
+    family = low_rank.LowRankFamily(log_joint)
+
+    @jax.jit
+    def evaluate():
+        q = some_posterior()
+        q = q._replace(factor=jax.tree.map(lambda leaf: 5 * leaf, q.factor))
+        return q, family.evidence_terms(jax.random.key(4), q, DATA, 2000)[0].expected_log_prior
+
+    q, found = evaluate()
+    center, covariance = moments(q)
+    like = NETWORK.random_shapes
+    flat = ravel_pytree(trees.from_named_leaves(like, mean))[0]
+    scales = ravel_pytree(trees.from_named_leaves(like, scale))[0]
+    columns = np.stack(
+        [
+            ravel_pytree(trees.from_named_leaves(like, {n: f[r] for n, f in factor.items()}))[0]
+            for r in range(2)
+        ]
+    ).astype(float)
+    of_prior = np.diag(np.asarray(scales, float) ** 2) + columns.T @ columns
+    at_center = scipy.stats.multivariate_normal.logpdf(center, np.asarray(flat, float), of_prior)
+    exact = at_center - np.trace(np.linalg.solve(of_prior, covariance)) / 2
+    assert_mean(of_pairs(found), exact / TEMPERATURE)
 
 
 @pytest.mark.slow  # three programs to compile

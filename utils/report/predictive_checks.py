@@ -6,6 +6,7 @@ import numpy as np
 
 from haiku_posteriors.core.judging import loo, predictive_checks
 from haiku_posteriors.core.judging.loo import Elpd
+from haiku_posteriors.core.judging.predictive_checks import AgainstConstant
 from haiku_posteriors.utils.train_utils import RunResult
 
 
@@ -21,6 +22,10 @@ def judge(result: RunResult, temperature: float) -> Judged:
     checks = predictive_checks.check(result.test_predictions)
     numbers: dict[str, Any] = {"posterior_predictive_checks": checks}
     sentences = [_describe_checks(checks, len(result.test_predictions.outputs[0, 0]))]
+    beside = predictive_checks.against_constant(result.test_predictions)
+    numbers["against_constant"] = beside._asdict()
+    if beside.is_constant:
+        sentences.append(describe_constant(beside))
     error = predictive_checks.monte_carlo_error(result.test_predictions)
     if error:
         numbers["monte_carlo_error"] = error._asdict()
@@ -38,6 +43,14 @@ def judge(result: RunResult, temperature: float) -> Judged:
             numbers["elpd_waic"] = summarise(loo.waic(log_likelihoods))
         sentences.append(describe_elpd(found))
     return Judged(numbers, sentences)
+
+
+def describe_constant(beside: AgainstConstant) -> str:
+    """What is to be said of predictions that are a constant."""
+    return (
+        f"Predictions hardly depend on the inputs: NLL {beside.nll:.3g} on the test rows, that of "
+        f"one distribution for all of them {beside.constant_nll:.3g}. Nothing was learned but that."
+    )
 
 
 def summarise(found: Elpd) -> dict[str, float]:

@@ -1,19 +1,24 @@
 """Variational families over all weights from settings: method, start, importance weights."""
 
+import functools
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from haiku_posteriors.core import low_rank, multiplicative_flows, trees, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.densities import BoundedFamily, Posterior
 from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.gaussian_priors import precision_diagonal
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.networks import noisy_layers
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import optim_utils
+from haiku_posteriors.utils import chains, devices, optim_utils, run_priors
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.stages import local_scales, warm_start
 from haiku_posteriors.utils.tasks import Task
@@ -28,7 +33,9 @@ def begin(settings: Settings) -> Settings:
     gradients costs more than they gain (docs/semi_implicit.md). So it is with latents of flows.
     """
     if settings.vi_family in ("low_rank", "mnf"):
-        return settings.fill({"vi_num_samples": LATENT_SAMPLES}, "families with latents")
+        settings = settings.fill({"vi_num_samples": LATENT_SAMPLES}, "families with latents")
+    if settings.method == "vi" and settings.prior_from:
+        settings = settings.fill({"warm_start_epochs": 0}, "q starts at the earlier posterior")
     return settings
 
 
@@ -80,28 +87,66 @@ def make_method(task: Task) -> tuple[Method, BoundedFamily]:
 
 
 def find_starts(task: Task, directory: pathlib.Path, given: Params | None) -> Params | Posterior:
-    """Where the members start; around trained networks q is as wide as the curvature says."""
-    settings, log_joint = task.settings, task.log_joint
+    """Where the members start.
+
+    Around trained networks q is as wide as the curvature says; where the prior is an earlier
+    posterior, q starts as that.
+    """
+    settings = task.settings
     if not settings.warm_start_epochs:
-        return given
+        elsewhere = given is not None or settings.was_given("vi_sigma_init")
+        is_earlier = task.method == "vi" and settings.prior_from and not elsewhere
+        return _at_prior(task, directory) if is_earlier else given
     trained = warm_start.train_starts(task, directory, given, settings.num_members)
     # Under the prior of Gaussian dropout a weight that starts as wide as its curvature is lost.
     is_dropout = task.method == "gaussian_dropout"
     given_width = is_dropout or settings.was_given("vi_sigma_init")
     if given_width or not local_scales.is_affordable(task):
         return trained
+    return local_scales.curvature_starts(task, trained, functools.partial(_around, task))
 
-    def around(key: jax.Array, params: Params, scales: Params) -> Posterior:
-        if settings.vi_family == "low_rank":
-            return low_rank.initial_low_rank(key, log_joint, params, settings.vi_rank, scale=scales)
-        if settings.vi_family == "mnf":
-            return multiplicative_flows.initial_multiplicative(
-                key, log_joint, params, scale=scales, **_flow_sizes(settings)
-            )
-        begun = vi.initial_variational(log_joint, params, 1.0, _learned_scale(settings))
-        return begun._replace(raw_scale=jax.tree.map(vi.inverse_softplus, scales))
 
-    return local_scales.curvature_starts(task, trained, around)
+def _around(task: Task, key: jax.Array, params: Params, scales: Params) -> Posterior:
+    """q of the family around one member's parameters."""
+    settings, log_joint = task.settings, task.log_joint
+    if settings.vi_family == "low_rank":
+        return low_rank.initial_low_rank(key, log_joint, params, settings.vi_rank, scale=scales)
+    if settings.vi_family == "mnf":
+        return multiplicative_flows.initial_multiplicative(
+            key, log_joint, params, scale=scales, **_flow_sizes(settings)
+        )
+    begun = vi.initial_variational(log_joint, params, 1.0, _learned_scale(settings))
+    return begun._replace(raw_scale=jax.tree.map(vi.inverse_softplus, scales))
+
+
+def _at_prior(task: Task, directory: pathlib.Path) -> Posterior:
+    """q as the Gaussian that is the prior, as far as the family has it; members, ...
+
+    A family without its correlations takes the variances of each weight given all others, of which
+    the nearest mean-field q is made.
+    """
+    settings, log_joint = task.settings, task.log_joint
+    gaussian, _ = run_priors.load(run_priors.path_of(directory, settings.prior_from), log_joint)
+    random, point = log_joint.partition(log_joint.shapes)
+
+    def placed(named: Mapping[str, np.ndarray], like: Params) -> Params:
+        return trees.map_with_name(lambda name, leaf: jnp.asarray(named[name], leaf.dtype), like)
+
+    params = trees.merge(placed(gaussian.mean, random), placed(gaussian.point, point))
+    has_columns = settings.vi_family == "low_rank" and settings.vi_rank == gaussian.rank
+    conditional = {name: p**-0.5 for name, p in precision_diagonal(gaussian).items()}
+    scales = placed(gaussian.scale if has_columns else conditional, random)
+
+    def start(member: jax.Array) -> Posterior:
+        key = chains.chain_key(settings.seed, chains.CURVATURE, 0, member)
+        q = _around(task, key, params, scales)
+        if not has_columns:
+            return q
+        columns = jax.tree.map(jnp.divide, placed(gaussian.factor, random), scales)
+        return q._replace(factor=columns)
+
+    print("q starts at the earlier posterior, its prior.", flush=True)
+    return devices.to_host(jax.vmap(start)(jnp.arange(settings.num_members)))
 
 
 def family_of(task: Task) -> BoundedFamily:
