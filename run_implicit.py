@@ -57,7 +57,7 @@ SEMI_IMPLICIT = (
         "num_mixture_draws",
         "integer",
         50,
-        "sivi, and what uivi reports: K, conditionals in the mixture.",
+        "sivi: K, conditionals in the mixture; uivi: draws of the bounds that it is watched by.",
         lower_bound=1,
     ),
 )
@@ -199,7 +199,7 @@ def run(settings: Settings) -> None:
         method,
         training.ELBO._replace(name=f"{settings.objective} objective"),
         num_members=settings.num_members,
-        measure=lambda result: {"bound": implicit.read_bound(directory)},
+        measure=lambda result: implicit.measure(task, directory, generator, result.state),
         initial_params=implicit.find_starts(task, directory),
         num_draws=settings.num_draws,
         change_draws=functools.partial(

@@ -1,7 +1,8 @@
 """Steps of VI, by estimator, family and objective, and of MC dropout against plain steps of SGD.
 
-All methods run the same epochs of the loop's program in turns, so that a noisy machine slows them
-alike; what counts is the median over rounds of the ratio within a round.
+All methods run epochs of the loop's program in turns, each as many as take about a tenth of a
+second, so that a noisy machine slows them alike; what counts is the median over rounds of the ratio
+of times a step within a round.
 
   python benchmarks/vi_step.py
   python benchmarks/vi_step.py --families      by family, objective and K, 8 draws a step each
@@ -10,6 +11,7 @@ alike; what counts is the median over rounds of the ratio within a round.
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 
 import optax
 from tabulate import tabulate
@@ -28,11 +30,12 @@ from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import chains, data_utils, devices, models
 
-ROUNDS, NUM_SAMPLES = 15, 8
-CASES = {  # data set -> (network, batch size, epochs a round)
-    "sine_regression": ("mlp_20_20", 8, 100),
-    "digits": ("mlp_classification", 80, 3),
+ROUNDS, SECONDS, NUM_SAMPLES = 9, 0.1, 8
+CASES = {  # data set -> (network, batch size)
+    "sine_regression": ("mlp_20_20", 8),
+    "digits": ("mlp_classification", 80),
 }
+FAMILY_CASES = {**CASES, "digits": ("mlp_20_20", 80)}  # columns and mixtures of all weights
 
 
 def by_estimator(
@@ -80,7 +83,7 @@ def by_family(
 
 def compare(name: str, families: bool) -> list[list]:
     """Rows of the table for one data set."""
-    network, batch_size, epochs = CASES[name]
+    network, batch_size = (FAMILY_CASES if families else CASES)[name]
     dataset = data_utils.load(name)
     regression = dataset.task == "regression"
     likelihood = heteroscedastic_gaussian() if regression else categorical(dataset.num_classes)
@@ -90,29 +93,37 @@ def compare(name: str, families: bool) -> list[list]:
         make_prior(1.0),
         likelihood,
     )
-    optimizer = optax.adam(1e-3)
     make = by_family if families else by_estimator
+    optimizer = optax.adam(1e-3)
     methods = {"SGD": sgd.sgd(log_joint, optimizer, batch_size)}
     methods |= make(log_joint, optimizer, batch_size)
     mesh = devices.make_mesh(1)
     data = devices.place_data(dataset.x_train, dataset.y_train, mesh)
-    programs = [chains.compile_method(method, 0, 1, mesh) for method in methods.values()]
-    states = [program.init(None) for program in programs]
+    num_batches = num_minibatches(len(dataset.x_train), batch_size)
 
-    def round_of_all() -> list[float]:
-        return [
-            seconds(lambda: program.run(state, data, 0, epochs))  # noqa: B023
-            for program, state in zip(programs, states, strict=True)
-        ]
+    def timed(method: Method) -> Callable[[], float]:
+        """Seconds a step, of about SECONDS."""
+        program = chains.compile_method(method, 0, 1, mesh)
+        state = program.init(None)
 
-    round_of_all()  # compiles
-    rounds = [round_of_all() for _ in range(ROUNDS)]
-    steps = epochs * num_minibatches(len(dataset.x_train), batch_size)
+        def run(epochs: int) -> float:
+            return seconds(lambda: program.run(state, data, 0, epochs))
+
+        run(1)  # compiles
+        epochs = max(1, round(SECONDS / run(1)))
+        return lambda: run(epochs) / (epochs * num_batches)
+
+    def tell_and_time(method: str) -> Callable[[], float]:
+        print(f"{name}: {method} ...", file=sys.stderr, flush=True)
+        return timed(methods[method])
+
+    clocks = [tell_and_time(method) for method in methods]
+    rounds = [[clock() for clock in clocks] for _ in range(ROUNDS)]
     return [
         [
             f"{name}, {network}, batch {batch_size}" if index == 0 else "",
             method,
-            1e6 * statistics.median(times[index] for times in rounds) / steps,
+            1e6 * statistics.median(times[index] for times in rounds),
             statistics.median(times[index] / times[0] for times in rounds),
         ]
         for index, method in enumerate(methods)

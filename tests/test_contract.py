@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from haiku_posteriors.core import METHODS, trees
+from haiku_posteriors.core.implicit import generators, semi_implicit, unbiased
+from haiku_posteriors.core.implicit.implicit_vi import Objective, implicit_vi
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.priors import make_prior
@@ -29,13 +31,36 @@ def log_joint():
     )
 
 
+def semi_implicit_method(objective, estimator):
+    """The other objectives of implicit VI, as small as they can be."""
+
+    def make(log_joint):
+        return implicit_vi(
+            log_joint,
+            generator=generators.make_generator(generators.MLP(2), log_joint.random_shapes),
+            estimator=estimator,
+            num_samples=2,
+            objective=Objective(objective),
+        )
+
+    return make
+
+
+SEMI_IMPLICIT = {
+    "sivi": semi_implicit_method("sivi", semi_implicit.Mixture(3)),
+    "uivi": semi_implicit_method("uivi", unbiased.Unbiased(1, 1, 2, 3)),
+}
+ALL_METHODS = METHODS | SEMI_IMPLICIT
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SEMI_IMPLICIT]
+
+
 class Compiled:
     """A method over CHAINS chains on the first few devices, with its data and first states."""
 
     def __init__(self, name, log_joint, num_devices, start=None):
         mesh = devices.make_mesh(CHAINS, jax.devices()[:num_devices])
         self.traces, self.mesh = 0, mesh
-        method = METHODS[name](log_joint)
+        method = ALL_METHODS[name](log_joint)
 
         def counted_step(*arguments):
             self.traces += 1
@@ -58,7 +83,7 @@ class Compiled:
         return self.program.sample(self.states[-1] if state is None else state, DRAW, 3, DRAWS)
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=[*METHODS, *SLOW])
 def one_device(request, log_joint):
     return request.param, Compiled(request.param, log_joint, 1)
 

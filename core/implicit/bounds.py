@@ -199,12 +199,43 @@ def entropy_bound(
     Returns:
       A scalar; differentiable if r is.
     """
-    first = whitened(z)
-    target = first + noise  # w / s
+    ratios = _log_ratios(rng_key, whitened, log_scales, z, noise, make_reverse, num_inner)
+    return math.log(num_inner + 1) - jax.nn.logsumexp(ratios)
+
+
+def entropy_interval(
+    rng_key: jax.Array,
+    whitened: Whitened,
+    log_scales: jax.Array,
+    z: jax.Array,
+    noise: jax.Array,
+    make_reverse: MakeReverse,
+    num_inner: int,
+) -> tuple[jax.Array, jax.Array]:
+    """`entropy_bound`, with its arguments, and a term whose mean over (z_0, e) is at least H[q].
+
+    The upper bound leaves z_0 out: the mean of the K other ratios is q(w) in expectation, and minus
+    a logarithm is convex. K >= 1.
+    """
+    ratios = _log_ratios(rng_key, whitened, log_scales, z, noise, make_reverse, num_inner)
+    lower = math.log(num_inner + 1) - jax.nn.logsumexp(ratios)
+    return lower, math.log(num_inner) - jax.nn.logsumexp(ratios[1:])
+
+
+def _log_ratios(
+    rng_key: jax.Array,
+    whitened: Whitened,
+    log_scales: jax.Array,
+    z: jax.Array,
+    noise: jax.Array,
+    make_reverse: MakeReverse,
+    num_inner: int,
+) -> jax.Array:
+    """log q(w, z_k) - log r(z_k | w) of z_0 .. z_K, (K + 1,)."""
+    target = whitened(z) + noise  # w / s
     reverse = make_reverse(whitened, target)
 
     def log_ratio(z: jax.Array, residual: jax.Array) -> jax.Array:
-        """log q(w, z) - log r(z | w)."""
         normal = log_standard_normal(z) + log_standard_normal(residual)
         return normal - jnp.sum(log_scales) - reverse.log_density(z)
 
@@ -214,7 +245,7 @@ def entropy_bound(
         others = reverse.sample(rng_key, num_inner)
         each = jax.vmap(lambda z: log_ratio(z, target - whitened(z)))(others)
         ratios = jnp.concatenate([ratios, each])
-    return math.log(num_inner + 1) - jax.nn.logsumexp(ratios)
+    return ratios
 
 
 def outer_entropy(

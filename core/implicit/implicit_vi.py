@@ -141,6 +141,7 @@ class ImplicitTerms(NamedTuple):
       entropy: H, of one of the ENTROPIES.
       log_det: the estimate that the linearised entropy contains; None for the others.
       acceptance: of HMC in `uivi`, the same for all draws; None elsewhere.
+      gap: of `uivi`, an upper bound of H less `entropy`, which is a lower one; None elsewhere.
     """
 
     expected_log_likelihood: jax.Array
@@ -148,6 +149,7 @@ class ImplicitTerms(NamedTuple):
     entropy: jax.Array
     log_det: LogDet | None
     acceptance: jax.Array | None = None
+    gap: jax.Array | None = None
 
     @property
     def total(self) -> jax.Array:
@@ -231,18 +233,18 @@ def evidence_terms(
         # Of `singular_value`; `exact` does not look at them, and they are not computed.
         vectors = jax.random.normal(start_key, z.shape, z.dtype)
     z, e, vectors = jax.tree.map(place, (z, e, vectors))
-    entropies, acceptance = None, None
+    entropies, gaps, acceptance = None, None, None
     if isinstance(estimator, semi_implicit.Mixture):  # of all draws at once
         entropies = semi_implicit.lower_entropies(
             start_key, generator, sampler, z, e, estimator.num_draws
         )
     elif isinstance(estimator, unbiased.Unbiased):
         assert log_step_size is not None
-        entropies, acceptance = unbiased.entropies(
+        entropies, gaps, acceptance = unbiased.entropies(
             start_key, generator, sampler, z, e, log_step_size, estimator
         )
     terms, ends = jax.vmap(terms_at)(z, e, vectors, entropies)
-    return terms._replace(acceptance=acceptance), ends
+    return terms._replace(acceptance=acceptance, gap=gaps), ends
 
 
 def default_estimator(generator: Generator) -> str:
@@ -284,7 +286,8 @@ def implicit_vi(
       are, at each minibatch: `log_joint`, `expected_log_likelihood`, `expected_log_prior`,
       `entropy`, and their sum without any weights or annealing, which is called what it is:
       `linearised_estimate`, `hierarchical_bound` or `semi_implicit_bound`; `objective` is with
-      them. `reverse_acceptance` is that of HMC in uivi. For the linearised
+      them. Of uivi, `reverse_acceptance` is that of HMC and `bound_gap` how far the ELBO may be
+      above the bound, by an upper one. For the linearised
       entropy also `log_det_lower` and, where known, `log_det_upper`, of 1/2 logdet A;
       `smallest_singular_value` of B and `residual` of the estimator.
 
@@ -406,10 +409,11 @@ def _info(terms: ImplicitTerms, estimator: EntropyEstimator) -> Info:
         "entropy": terms.entropy,
     }
     log_det = terms.log_det
-    if terms.acceptance is not None:
-        info["reverse_acceptance"] = terms.acceptance
+    if terms.acceptance is not None and terms.gap is not None:
+        info |= {"reverse_acceptance": terms.acceptance, "bound_gap": terms.gap}
     if log_det is None or not isinstance(estimator, Estimator):
-        name = "hierarchical_bound" if estimator is None else "semi_implicit_bound"
+        is_mixture = isinstance(estimator, semi_implicit.Mixture)
+        name = "semi_implicit_bound" if is_mixture else "hierarchical_bound"
         return info | {name: terms.total}
     info |= {
         "linearised_estimate": terms.total,

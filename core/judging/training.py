@@ -68,6 +68,7 @@ def verdict(
     remaining: np.ndarray | None = None,
     pareto_k: np.ndarray | None = None,
     bound: Bound | None = None,
+    gap: np.ndarray | None = None,
 ) -> Verdict:
     """Whether optimisers are at their own optimum, and if not, what to change.
 
@@ -83,6 +84,8 @@ def verdict(
         diagonal curvature there; (members,). For point estimates.
       pareto_k: shape of the importance weights of q's draws; (members,).
       bound: of log p_T(D) by the q that was found, where the objective bounds nothing.
+      gap: nats by which what is maximised may be above the values that were watched, where these
+        are lower bounds of it alone; (members,).
     """
     problems, notes = [], []
     gain, highest = np.asarray(training.last.gain), np.asarray(training.last.highest)
@@ -124,6 +127,12 @@ def verdict(
                 f"Training of {_members(cut)} was cut short while smaller steps still paid: train "
                 "longer (num_epochs, time_limit)."
             )
+    if gap is not None and np.max(gap) > tolerance:
+        problems.append(
+            f"The {objective.name} is watched by a lower bound, above which it may be by up to "
+            f"{np.max(gap):.2g} nats at the end (tolerance {tolerance:.2g}): whether it still "
+            "rises cannot be told. Raise num_mixture_draws, or judge by compare_posteriors.py."
+        )
     if remaining is not None:
         most = float(np.max(remaining))
         sentence = (

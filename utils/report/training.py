@@ -40,6 +40,7 @@ def judge_training(
     remaining: np.ndarray | None = None,
     pareto_k: np.ndarray | None = None,
     bound: Bound | None = None,
+    gap: np.ndarray | None = None,
 ) -> tuple[Verdict, dict[str, Any]]:
     """The verdict on a run of an optimiser, and the numbers that it is from.
 
@@ -47,11 +48,17 @@ def judge_training(
       progress: of all members, at the end.
       rules: by which they were watched.
       objective: that they maximise.
-      remaining, pareto_k, bound: see `training.verdict`.
+      remaining, pareto_k, bound, gap: see `training.verdict`.
     """
     found = training_of(progress, rules)
     verdict = training.verdict(
-        found, objective, rules.tolerance, remaining=remaining, pareto_k=pareto_k, bound=bound
+        found,
+        objective,
+        rules.tolerance,
+        remaining=remaining,
+        pareto_k=pareto_k,
+        bound=bound,
+        gap=gap,
     )
     content = {
         "objective": objective.name,
@@ -66,6 +73,7 @@ def judge_training(
         "pareto_k": None if pareto_k is None else np.asarray(pareto_k).tolist(),
         "bound": None if bound is None else bound.values.tolist(),
         "bound_error": None if bound is None else bound.errors.tolist(),
+        "bound_gap": None if gap is None else gap.tolist(),
     }
     return verdict, content
 

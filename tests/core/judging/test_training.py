@@ -64,6 +64,12 @@ def test_an_objective_above_its_bound_is_a_note():
     assert far.converged and "5.0 nats of it are no part of the bound" in far.notes[-1]
 
 
+def test_an_objective_that_cannot_be_seen_is_not_converged():
+    near, far = (judged([0.0, 0.0], [0.01, 0.01], gap=np.array([0.01, g])) for g in (0.1, 3.0))
+    assert near.converged and not far.converged
+    assert "by up to 3 nats" in far.problems[0] and "cannot be told" in far.problems[0]
+
+
 def test_error_rates():
     """Series cut short, which rise by four tolerances, and series at rest; 2,000 of each.
 
