@@ -9,7 +9,7 @@ one hidden layer (boston_0 where its files are, else diabetes), and the toy regr
 posterior is curved and stiff. Every sampler has the same log-joint, four chains, the same trained
 starts, and its own adaptation as its authors recommend it; after that, its sampling phase counts.
 The measure is the least bulk effective sample size over predictions at test rows, as the verdict of
-a run takes it; NUTS makes fewer draws on the networks. Unadjusted samplers do not meet the
+a run takes it. Unadjusted samplers do not meet the
 posterior exactly and no effective sample size shows by how much: the last columns compare the mean
 of the log-joint with that of ours, in posterior standard deviations, and say the largest R-hat.
 
@@ -46,10 +46,11 @@ from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.problem import Problem
 
 CHAINS, WARM_UP, NUM_DRAWS, TRAINING = 4, 200, 800, 1000
-# NUTS takes hundreds of gradients a draw, on the toy regression a thousand and more: its draws are
-# limited so that the benchmark ends.
-NUTS_DRAWS = {"logistic regression": NUM_DRAWS, "toy_regression": 100}
-OTHER_NUTS_DRAWS = 400
+NUTS_WARM_UP = 500
+# Steps of blackjax's MCLMC between two kept draws. On the toy regression a transition of HMC takes
+# some 2,000 gradients, and so many more steps are given to it, too.
+MCLMC_THINNING = {"toy_regression": 100}
+OTHER_MCLMC_THINNING = 10
 ARGUMENTS = dict(argument[2:].split("=") for argument in sys.argv[1:])
 HAS_NUMPYRO = importlib.util.find_spec("numpyro") is not None
 
@@ -164,7 +165,7 @@ def blackjax_nuts(posterior: Posterior, num_draws: int) -> Outcome:
 
     def adapt(key: jax.Array, start: jax.Array) -> Any:
         warm_up = blackjax.window_adaptation(blackjax.nuts, log_density)
-        (state, parameters), _ = warm_up.run(key, start, num_steps=500)
+        (state, parameters), _ = warm_up.run(key, start, num_steps=NUTS_WARM_UP)
         return state, parameters["step_size"], parameters["inverse_mass_matrix"]
 
     def sample(key: jax.Array, adapted: Any) -> tuple[jax.Array, jax.Array]:
@@ -181,16 +182,16 @@ def blackjax_nuts(posterior: Posterior, num_draws: int) -> Outcome:
     return one_chain_at_a_time(adapt, sample, unravel, starts)
 
 
-def blackjax_mclmc(posterior: Posterior, num_draws: int) -> Outcome:
-    """Its own tuning of step size and decoherence length, then every 10th of 10 times the draws."""
+def blackjax_mclmc(posterior: Posterior, num_draws: int, thinning: int) -> Outcome:
+    """Its own tuning of step size, masses and decoherence length, for 10 times the draws."""
     log_density, unravel, starts = flat_log_density(posterior)
     kernel = blackjax.mcmc.mclmc.build_kernel()
-    gradients_per_step, thinning = 2, 10  # of its integrator, McLachlan's
+    gradients_per_step, count = 2, 10 * num_draws  # of its integrator, McLachlan's
 
     def adapt(key: jax.Array, start: jax.Array) -> Any:
         state = blackjax.mcmc.mclmc.init(start, log_density, jax.random.fold_in(key, 0))
         state, parameters, _ = blackjax.mclmc_find_L_and_step_size(
-            kernel, 5000, state, jax.random.fold_in(key, 1), log_density
+            kernel, count * thinning, state, jax.random.fold_in(key, 1), log_density
         )
         return state, parameters.L, parameters.step_size, parameters.inverse_mass_matrix
 
@@ -204,7 +205,6 @@ def blackjax_mclmc(posterior: Posterior, num_draws: int) -> Outcome:
             state, _ = jax.lax.scan(once, state, jax.random.split(key, thinning))
             return state, state.position
 
-        count = 10 * num_draws
         _, positions = jax.lax.scan(step, state, jax.random.split(key, count))
         return positions, jnp.array(count * thinning * gradients_per_step)
 
@@ -212,32 +212,40 @@ def blackjax_mclmc(posterior: Posterior, num_draws: int) -> Outcome:
 
 
 def numpyro_nuts(posterior: Posterior, num_draws: int) -> Outcome:
-    from numpyro.infer import MCMC, NUTS
+    from numpyro.infer import NUTS
 
     log_density, unravel, starts = flat_log_density(posterior)
-    positions, num_gradients, seconds = [], 0, 0.0
-    for chain, start in enumerate(starts):
-        kernel = NUTS(potential_fn=lambda vector: -log_density(vector))
-        sampler = MCMC(kernel, num_warmup=500, num_samples=num_draws, progress_bar=False)
-        key = jax.random.fold_in(jax.random.key(0), chain)
-        sampler.warmup(key, init_params=start, extra_fields=("num_steps",))
-        sampler.run(jax.random.fold_in(key, 1), extra_fields=("num_steps",))  # compiles
-        started = time.process_time()
-        sampler.run(jax.random.fold_in(key, 2), extra_fields=("num_steps",))
-        positions.append(jax.vmap(unravel)(jax.block_until_ready(sampler.get_samples())))
-        seconds += time.process_time() - started
-        num_gradients += int(np.sum(sampler.get_extra_fields()["num_steps"]))
-    draws = jax.tree.map(lambda *leaves: np.stack(leaves), *positions)
-    return Outcome(draws, num_gradients, seconds)
+    kernel = NUTS(potential_fn=lambda vector: -log_density(vector))
+
+    def step(state: Any, _: None) -> tuple[Any, Any]:
+        state = kernel.sample(state, (), {})
+        return state, (state.z, state.num_steps)
+
+    def adapt(key: jax.Array, start: jax.Array) -> Any:
+        state = kernel.init(key, NUTS_WARM_UP, start, (), {})
+        return jax.lax.scan(step, state, length=NUTS_WARM_UP)[0]
+
+    def sample(key: jax.Array, state: Any) -> tuple[jax.Array, jax.Array]:
+        _, (positions, steps) = jax.lax.scan(step, state, length=num_draws)
+        return positions, jnp.sum(steps)
+
+    return one_chain_at_a_time(adapt, sample, unravel, starts)
 
 
-SAMPLERS: dict[str, Callable[[Posterior, int], Outcome]] = {
-    "HMC": functools.partial(ours, functools.partial(hmc.hmc, target_accept=0.9)),
-    "MCLMC": functools.partial(ours, mclmc.mclmc),
-    "MCLMC, adjusted": functools.partial(ours, functools.partial(mclmc.mclmc, adjusted=True)),
-    "blackjax NUTS": blackjax_nuts,
-    "blackjax MCLMC": blackjax_mclmc,
-} | ({"numpyro NUTS": numpyro_nuts} if HAS_NUMPYRO else {})
+Sampler = Callable[[Posterior, int], Outcome]
+
+
+def samplers(name: str) -> dict[str, Sampler]:
+    """Ours and the peers', for the posterior of this name."""
+    thinning = MCLMC_THINNING.get(name, OTHER_MCLMC_THINNING)
+    found: dict[str, Sampler] = {
+        "HMC": functools.partial(ours, functools.partial(hmc.hmc, target_accept=0.9)),
+        "MCLMC": functools.partial(ours, mclmc.mclmc),
+        "MCLMC, adjusted": functools.partial(ours, functools.partial(mclmc.mclmc, adjusted=True)),
+        "blackjax NUTS": blackjax_nuts,
+        "blackjax MCLMC": functools.partial(blackjax_mclmc, thinning=thinning),
+    }
+    return found | ({"numpyro NUTS": numpyro_nuts} if HAS_NUMPYRO else {})
 
 
 def measure(posterior: Posterior, outcome: Outcome) -> dict[str, float]:
@@ -278,22 +286,22 @@ def main() -> None:
         log_joint = problem.build_log_joint(problem.complete(described, dataset.form), dataset.form)
         untrained = Posterior(log_joint, dataset, None)
         training = sgd.sgd(log_joint, optax.adam(1e-2), len(dataset.x_train))
-        missing = [sampler for sampler in SAMPLERS if sampler not in done.setdefault(name, {})]
+        contenders = samplers(name)
+        missing = [sampler for sampler in contenders if sampler not in done.setdefault(name, {})]
         if missing:
             state = run_method(untrained, training, chains.WARM_START, TRAINING)
             posterior = Posterior(log_joint, dataset, state.params)
         for sampler in missing:
-            bounded = NUTS_DRAWS.get(name, OTHER_NUTS_DRAWS) if "NUTS" in sampler else NUM_DRAWS
-            outcome = SAMPLERS[sampler](posterior, bounded)
+            outcome = contenders[sampler](posterior, NUM_DRAWS)
             done[name][sampler] = measure(posterior, outcome) | {
-                "draws": bounded,
+                "draws": jax.tree.leaves(outcome.draws)[0].shape[1],
                 "gradients": outcome.num_gradients,
                 "seconds": outcome.processor_seconds,
             }
             if file:
                 files.write_json(file, done)
             print(f"{name}, {sampler}: done", file=sys.stderr, flush=True)
-        reference = done[name][next(iter(SAMPLERS))]
+        reference = done[name][next(iter(contenders))]
         rows = [
             [
                 sampler,
@@ -307,7 +315,7 @@ def main() -> None:
                 (found["mean"] - reference["mean"]) / reference["deviation"],
                 found["rhat"],
             ]
-            for sampler, found in ((sampler, done[name][sampler]) for sampler in SAMPLERS)
+            for sampler, found in ((sampler, done[name][sampler]) for sampler in contenders)
         ]
         headers = ["", "least ESS / 1,000 gradients", "median", "least ESS / processor s"]
         headers += [
