@@ -285,6 +285,8 @@ def refuse_flags_of_other_methods(settings: Settings) -> None:
             raise UserError(
                 f"{given[0]} is for --vi_family={' or '.join(families)}, not {settings.vi_family}."
             )
+    if settings.prior_from and settings.method == "gaussian_dropout":
+        raise UserError("Gaussian dropout brings a prior of its own: it takes no prior_from.")
     if settings.prior_from and (settings.kl == "forward" or settings.learn_prior_scale != "None"):
         raise UserError(
             "prior_from leaves the prior as it is: with kl=reverse, and nothing learned."

@@ -7,6 +7,7 @@ python stream.py --script=run_hmc --num_parts=3            moments of the draws,
 import pathlib
 from collections.abc import Sequence
 
+from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils import files, script_utils, subruns, tasks
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import streams
@@ -15,6 +16,14 @@ from haiku_posteriors.utils.settings import Settings
 SCRIPTS = pathlib.Path(__file__).resolve().parent
 NAMES = ("run_vi", "run_hmc", "run_mclmc", "run_smc", "run_sgmcmc", "run_implicit")
 OWN_FLAGS = ("train_part", "prior_from", "init_checkpoint", "dir")  # of each run: set here
+# Posteriors without a spread, and methods whose mathematics needs a prior of its own or of mean 0:
+# the second part would refuse them, after all of the first.
+UNUSABLE = {
+    "method": ("map", "gaussian_dropout"),
+    "vi_family": ("layerwise",),
+    "kl": ("forward",),
+    "learn_prior_scale": ("one", "module", "leaf"),
+}
 FLAGS = (
     Flag("script", "enum", "run_vi", "The method's script.", choices=NAMES),
     Flag("num_parts", "integer", 5, "Parts of the training rows.", lower_bound=2),
@@ -37,6 +46,10 @@ def run(settings: Settings) -> None:
     directory, count = pathlib.Path(settings.dir), settings.num_parts
     files.refuse_unusable(directory)
     flags = subruns.split_flags(settings.flags, OWN_FLAGS, "stream")
+    for name, values in UNUSABLE.items():
+        for value in values:
+            if f"--{name}={value}" in flags:
+                raise UserError(f"--{name}={value} takes no earlier posterior as its prior.")
     script = SCRIPTS / f"{settings.script}.py"
     folders: dict[str, list[pathlib.Path]] = {"online": []}
     if settings.compare:

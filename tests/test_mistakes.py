@@ -399,6 +399,7 @@ MISTAKES = {
         "--dropout_prior=empirical_bayes": "dropout_prior is for --method=gaussian_dropout",
         "--method=gaussian_dropout --stochastic_params=/b$": "none is random",
         "--prior_from=hmc --learn_prior_scale=one": "nothing learned",
+        "--prior_from=hmc --method=gaussian_dropout": "brings a prior of its own",
         "--kl_weight=grave": "Did you mean 'graves'",
         "--kl_weight=nan": "kl_weight must be finite",
         "--kl_weight=-1": "kl_weight must be finite",

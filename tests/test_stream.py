@@ -3,7 +3,6 @@
 import itertools
 import pathlib
 import shutil
-import subprocess
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ import run_vi
 import stream
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.gaussian_priors import Gaussian
-from haiku_posteriors.utils import cmd_args_utils, data_utils, files, run_priors, tasks
+from haiku_posteriors.utils import cmd_args_utils, data_utils, files, run_priors, subruns, tasks
 from haiku_posteriors.utils.problem import Problem, load_problem
 from haiku_posteriors.utils.report import loaded_runs, run_folders, run_networks
 from haiku_posteriors.utils.stages import variational
@@ -61,7 +60,7 @@ def test_moments_of_draws_are_a_prior(tmp_path):
 def test_finished_streams_are_read_and_drawn(tmp_path, capsys, monkeypatch):
     for name in ("online_1", "online_2", "batch_2", "naive_2"):
         synthetic_runs.write_toy_run(tmp_path / name, chains=2, draws=20)
-    monkeypatch.setattr(subprocess, "run", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(subruns, "run", lambda *_: pytest.fail("started"))
     assert started("--num_parts=2", f"--dir={tmp_path}") == 0
     assert "NLL, naive" in capsys.readouterr().out
     assert (tmp_path / "stream.png").stat().st_size > 10_000
@@ -80,9 +79,9 @@ def test_the_prior_of_the_flags_is_that_of_the_first_part(tmp_path, capsys, monk
             arrays["test_predictions"] = np.zeros_like(arrays["test_predictions"]) + 0.5
             arrays["test_log_likelihoods"] = arrays["test_log_likelihoods"] - 5
             files.write_arrays(folder / "predictions.npz", **arrays)
-        return subprocess.CompletedProcess(command, 0)
+        return 0
 
-    monkeypatch.setattr(subprocess, "run", finish)
+    monkeypatch.setattr(subruns, "run", finish)
     flags = "--flags=--weight_decay 7 --seed=1 --prior_family=student_t"
     assert started("--num_parts=2", f"--dir={tmp_path}", flags) == 0
     first = ["--weight_decay", "7", "--seed=1", "--prior_family=student_t"]
@@ -149,6 +148,7 @@ def test_q_starts_as_the_earlier_posterior(family, rank, tmp_path):
         ("--flags=--train_part=1/2", "--train_part is set by the stream"),
         ("--flags='", "cannot be read"),
         ("--script=run_sgd", "script"),
+        ("--flags=--vi_family=layerwise", "takes no earlier posterior"),
         ("--dir=/dev/null/x", "is a file"),
     ],
 )

@@ -1,11 +1,10 @@
 """sweep_temperatures.py on runs that are there already, and what it refuses."""
 
-import subprocess
-
 import pytest
 import synthetic_runs
 
 import sweep_temperatures
+from haiku_posteriors.utils import subruns
 
 
 def sweep(*flags):
@@ -18,7 +17,7 @@ def test_finished_runs_are_read_and_drawn(tmp_path, capsys, monkeypatch):
     for temperature in (0.1, 1.0):
         folder = tmp_path / f"temperature_{temperature:g}"
         synthetic_runs.write_toy_run(folder, chains=2, draws=20, temperature=temperature)
-    monkeypatch.setattr(subprocess, "run", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(subruns, "run", lambda *_: pytest.fail("started"))
     assert sweep("--temperatures=1,0.1", f"--dir={tmp_path}") == 0
     table = capsys.readouterr().out
     assert table.index("T = 0.1") < table.index("T = 1") and "elpd / rows, PSIS-LOO" in table

@@ -1,5 +1,6 @@
 """Runs that a script starts as programs of their own; those that are finished are left alone."""
 
+import contextlib
 import pathlib
 import shlex
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils.logging_utils import tell
+from haiku_posteriors.utils.signals import Interruption
 
 
 def split_flags(text: str, reserved: Sequence[str], owner: str) -> list[str]:
@@ -33,6 +35,28 @@ def without(flags: Sequence[str], names: Sequence[str]) -> list[str]:
     return kept
 
 
+def run(command: Sequence[str]) -> int:
+    """The exit code of a program; what asks this one to stop is passed on to it, and waited for.
+
+    The program is in a process group of its own, so that it hears of Ctrl-C once: from here. It
+    saves its state and ends.
+    """
+    with Interruption() as interruption, subprocess.Popen(command, process_group=0) as process:
+        is_told = False
+        try:
+            while process.poll() is None:
+                if interruption.received and not is_told:
+                    process.send_signal(interruption.received)
+                    is_told = True
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=0.1)
+        except KeyboardInterrupt:  # asked twice
+            process.kill()
+            raise
+        interruption.check()
+    return process.returncode
+
+
 def _name(flag: str) -> str:
     return flag.lstrip("-").split("=")[0]
 
@@ -50,6 +74,6 @@ def finish(script: pathlib.Path, flags: Sequence[str], folder: pathlib.Path, tit
         return
     tell(f"{title}, in {folder} ...")
     command = [sys.executable, str(script), *flags, f"--dir={folder}"]
-    code = subprocess.run(command).returncode
+    code = run(command)
     if code:
         raise UserError(f"{script.name} ended with exit code {code} at {title}.")
