@@ -2,7 +2,7 @@
 
 python run_implicit.py                                    embedded toy regression
 python run_implicit.py --refine=mclmc                     each draw moved by 1,000 gradients
-python run_implicit.py --objective=hierarchical           trained on a bound, with an encoder
+python run_implicit.py --objective=linearised             the published objective, no bound
 python run_implicit.py --objective=sivi --num_mixture_draws=100   on a bound, without one
 python run_implicit.py --objective=uivi                   by an unbiased gradient of the entropy
 python run_implicit.py --entropy=singular_value           the estimator of arXiv 2310.06643
@@ -75,9 +75,10 @@ OBJECTIVE = (
     Flag(
         "objective",
         "enum",
-        "linearised",
+        None,
         "Entropy in what is maximised: of the linearised generator (no bound), a lower bound by an "
         "encoder or by a mixture of K conditionals, or an unbiased gradient.",
+        "hierarchical or, for large latents, linearised",
         choices=implicit_vi.ENTROPIES,
     ),
     *LINEARISED,
@@ -185,7 +186,7 @@ def run(settings: Settings) -> None:
     """Fits the members and leaves the run in its folder."""
     if settings.vi_checkpoint and (settings.init_checkpoint or settings.start == "prior"):
         raise UserError("vi_checkpoint is a start of its own: neither init_checkpoint nor prior.")
-    refuse_flags_of_other_objectives(settings)
+    settings = choose_objective(settings)
     task = tasks.load_task("implicit", settings)
     generator = implicit.make_generator(task)
     task = task._replace(settings=implicit.complete(task.settings, generator))
@@ -208,18 +209,24 @@ def run(settings: Settings) -> None:
     )
 
 
-def refuse_flags_of_other_objectives(settings: Settings) -> None:
-    """Refuses what the chosen objective would not read."""
+def choose_objective(settings: Settings) -> Settings:
+    """Takes the objective that given flags are for, and refuses what the chosen one would not read.
+
+    Without any such flag the generator decides, once it is known.
+    """
     given = [flag.name for flag in LINEARISED if settings.was_given(flag.name)]
-    if given and "linearised" not in (settings.objective, settings.evidence):
-        raise UserError(f"{given[0]} is for the linearised entropy, which nothing here uses.")
+    if given and settings.evidence != "linearised":
+        settings = settings.fill({"objective": "linearised"}, f"{given[0]} was given")
+        if settings.objective != "linearised":
+            raise UserError(f"{given[0]} is for the linearised entropy, which nothing here uses.")
     for flags, objectives in ((SEMI_IMPLICIT, ("sivi", "uivi")), (UNBIASED, ("uivi",))):
         given = [flag.name for flag in flags if settings.was_given(flag.name)]
         if given and settings.objective not in objectives:
             raise UserError(
                 f"{given[0]} is for --objective={' or '.join(objectives)}, not "
-                f"{settings.objective}."
+                f"{settings.objective or 'for the default'}."
             )
+    return settings
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

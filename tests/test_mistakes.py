@@ -443,7 +443,7 @@ MISTAKES = {
         "--max_generator_parameters=50": "No generator of at most 50 parameters",
         "--member_weights=evidence --num_evidence_draws=0": "give num_evidence_draws",
         "--num_evidence_draws=1": "must be 0 or above 1",
-        "--num_mixture_draws=5": "is for --objective=sivi or uivi, not linearised",
+        "--num_mixture_draws=5": "is for --objective=sivi or uivi, not for the default",
         "--objective=sivi --reverse_transitions=4": "is for --objective=uivi, not sivi",
         "--dir=full": "is not empty and holds no run",
         "--refine_step_size=0": "refine_step_size must be positive",

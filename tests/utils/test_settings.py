@@ -165,3 +165,12 @@ def test_a_known_noise_is_not_learned():
 def test_float64_needs_jax_in_that_mode():
     with pytest.raises(UserError, match="jax_enable_x64"):
         problem.load_data(Problem(use_float64=True))
+
+
+@pytest.mark.parametrize(
+    ("flags", "objective"),
+    [([], None), (["--entropy=lanczos"], "linearised"), (["--objective=sivi"], "sivi")],
+)
+def test_flags_of_an_objective_choose_it(flags, objective):
+    settings = cmd_args_utils.parse(run_implicit.GROUPS, flags)
+    assert run_implicit.choose_objective(settings).objective == objective

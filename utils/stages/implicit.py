@@ -60,6 +60,8 @@ def complete(settings: Settings, generator: Generator) -> Settings:
         {"num_evidence_draws": 200 if small else 0}, "by the number of weights"
     )
     settings = settings.fill({"sandwich_draws": 1000 if small else 0}, "by the number of weights")
+    entropy = implicit_vi.default_entropy(generator)
+    settings = settings.fill({"objective": entropy}, "by the latent size")
     estimator = implicit_vi.default_estimator(generator)
     settings = settings.fill({"entropy": estimator}, "by the latent size")
     if settings.num_evidence_draws == 1:

@@ -408,3 +408,12 @@ def test_draws_that_devices_do_not_divide_stay_where_they_are():
     mesh = devices.make_mesh(1)
     array = jnp.ones((3, 2))
     assert devices.draw_placement(mesh, 3)(array) is array
+
+
+def test_the_objective_is_a_bound_where_its_reverse_model_can_be_good():
+    shapes = {"linear": {"w": jax.ShapeDtypeStruct((3, 100), jnp.float32)}}
+    kinds = [
+        implicit_vi.default_entropy(generators.make_generator(generators.MLP(size), shapes))
+        for size in (128, 129)
+    ]
+    assert kinds == ["hierarchical", "linearised"]
