@@ -23,10 +23,11 @@ MAX_ITERATIONS, MAX_DRAW_BYTES = 8000, 4 * 10**9  # of chains that end by themse
 WARM_START_UPDATES, WARM_START_BATCH_SIZE = 5000, 1000  # of Adam, in front of chains
 REFINE_STEPS = 1000  # gradients for each draw
 LAYERWISE_UPDATES, LAYERWISE_PRETRAINING = 3000, 1000  # of Adam
-# Of one optimiser or chain that ends by itself, at most, and between two evaluations.
+# Of one optimiser that ends by itself, at most, and between two evaluations.
 MAX_UPDATES, UPDATES_PER_EVALUATION = 100_000, 2_000
-# Of a chain of SGMCMC: before its first draw, and from draw to draw.
+# Of a chain of SGMCMC: before its first draw, and from draw to draw; at most as many draws as HMC.
 BURN_IN_UPDATES, UPDATES_PER_DRAW = 10_000, 50
+MAX_CHAIN_UPDATES = BURN_IN_UPDATES + MAX_ITERATIONS * UPDATES_PER_DRAW
 BATCH_SIZE, BATCH_WORK = 200, 2_000_000  # rows; rows times parameters times draws per step
 # Adam's step over the prior's standard deviation, the scale on which weights differ.
 STEP_OVER_PRIOR_STD = 0.01
@@ -307,8 +308,8 @@ def _fill_lengths(settings: Settings, num_rows: int, num_parameters: int) -> Set
         values = {"num_epochs": LAYERWISE_UPDATES, "pretrain_epochs": LAYERWISE_PRETRAINING}
         for name, updates in values.items():
             settings = settings.fill({name: epochs(updates)}, f"{updates:,} updates")
-    most = {"num_epochs": epochs(MAX_UPDATES)}
-    settings = settings.fill(most, f"at most; {MAX_UPDATES:,} updates")
+    updates = MAX_CHAIN_UPDATES if "ensemble_freq" in settings.values else MAX_UPDATES
+    settings = settings.fill({"num_epochs": epochs(updates)}, f"at most; {updates:,} updates")
     every = epochs(UPDATES_PER_EVALUATION)
     if not settings.until_converged:
         every = min(every, max(1, settings.num_epochs // 10))

@@ -61,7 +61,8 @@ def _fitted_sampler(
     )
     burn_in = burn_in if wishes.num_burn_in is None else wishes.num_burn_in
     most = max(1, forms.MAX_DRAW_BYTES // (4 * size * num_chains))
-    draws = -(-settings.MAX_UPDATES // (batches * period))
+    updates = settings.MAX_CHAIN_UPDATES - settings.BURN_IN_UPDATES
+    draws = -(-updates // (batches * period))
     num_steps = burn_in + period * (wishes.num_draws or min(most, draws))
     decay, options = _momentum_decay(wishes, momentum_decay)
     warm_start_epochs = wishes.warm_start_epochs

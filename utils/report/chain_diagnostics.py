@@ -223,13 +223,21 @@ def enough_draws(num_burn_in: int, period: int) -> Enough:
 
     def is_asked(num_done: int) -> bool:
         draws, rest = divmod(num_done - num_burn_in, period)
-        return rest == 0 and draws >= FIRST_LOOK and draws % LOOK_EVERY == 0
+        return rest == 0 and draws >= FIRST_LOOK and draws % _look_period(draws) == 0
 
     def is_enough(predictions: Predictions, history: dict[str, np.ndarray]) -> bool:
         convergence = diagnostics.convergence(chosen_predictions(predictions.outputs))
         return _sampler_verdict(convergence, predictions.num_chains).converged
 
     return Enough(is_asked, is_enough)
+
+
+def _look_period(num_draws: int) -> int:
+    """Draws from look to look: twice as many from ten times as many on, for what a look costs."""
+    period = LOOK_EVERY
+    while num_draws >= 10 * period:
+        period *= 2
+    return period
 
 
 def _sampler_verdict(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from haiku_posteriors.core.judging.predictions import Predictions
-from haiku_posteriors.utils.report.chain_diagnostics import ChainRules
+from haiku_posteriors.utils.report.chain_diagnostics import ChainRules, enough_draws
 
 CHAINS, BURN_IN = 4, 50
 
@@ -46,3 +46,11 @@ def test_a_spoilt_run_does_not_go_on_for_ever():
 def test_when_it_is_asked():
     is_asked = ChainRules(BURN_IN, length=1.0).enough().is_asked
     assert [done for done in range(1, 1060) if is_asked(done)] == [450, 650, 850, 1050]
+
+
+def test_looks_at_many_draws_are_rarer():
+    """A look costs in proportion to the draws: their number grows by the logarithm of these."""
+    is_asked = enough_draws(num_burn_in=10, period=5).is_asked
+    asked = [(done - 10) / 5 for done in range(8000 * 5 + 11) if is_asked(done)]
+    first, then = list(range(400, 2000, 200)), list(range(2000, 4000, 400))
+    assert asked == [*first, *then, *range(4000, 8000, 800), 8000]
