@@ -2,6 +2,7 @@
 
 python benchmarks/defaults.py --data_dir=FOLDER with uci/ and waveform/ [--dir=FOLDER of the runs]
   [--only=POSTERIOR,...] [--methods=METHOD,...] [--time_limit=MINUTES of a run] [--longer]
+  [--evidence] [--table: of the runs that are there]
 
 Flags say what the posterior is and nothing else. The reference is run_hmc.py without flags; of the
 two linear-Gaussian ones the exact posterior is told beside it. A run that is there is not made
@@ -9,15 +10,19 @@ again, and one that was stopped goes on: a part of the table is made by --only a
 whole of it from what there is. W1 of functions stands beside its floor, what as many draws of the
 reference itself score (docs/comparison.md). With --longer, VI and implicit VI are trained ten times
 as long once more: the difference of their objectives, with common random numbers, says how far the
-run was from its own optimum.
+run was from its own optimum. With --evidence, run_smc.py finds log p(D), below which the bound of
+implicit VI is by all that longer training could gain; of linear-Gaussian posteriors it is known.
 """
 
 import json
 import pathlib
 import subprocess
 import sys
+from typing import NamedTuple
 
 import numpy as np
+import untuned_data
+from scipy import stats
 from tabulate import tabulate
 
 sys.path.insert(0, ".")
@@ -32,6 +37,7 @@ METHODS = {
     "implicit": "run_implicit.py --num_draws=400",
     "ensemble": "run_sgd.py --num_members=10",
 }
+EVIDENCE = "run_smc.py --num_final_moves=0"
 # By name: the flag that says how long the start is trained.
 OPTIMISERS = {"vi": "warm_start_epochs", "implicit": "pretrain_epochs"}
 ARGUMENTS = dict(argument[2:].partition("=")[::2] for argument in sys.argv[1:])
@@ -63,16 +69,29 @@ POSTERIORS = {
         "--dataset_name=sine_regression --model_name=mlp_20_20 --likelihood=gaussian"
     ),
     "two_moons": "--dataset_name=two_moons --model_name=mlp_20_20 --weight_decay=1",
+    **{
+        name: f"--dataset_name={ROOT}/{name}.csv --target={untuned_data.TARGET}"
+        for name in untuned_data.TABLES
+    },
 }
 
 
-def make_data() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Writes the simulated data; mean and precision of the linear-Gaussian posteriors.
+class Exact(NamedTuple):
+    """A linear-Gaussian posterior: mean (D,) and precision (D, D), and log p(D)."""
+
+    mean: np.ndarray
+    precision: np.ndarray
+    log_evidence: float
+
+
+def make_data() -> dict[str, Exact]:
+    """Writes the simulated data; the linear-Gaussian posteriors.
 
     Inputs of linear_100 have scales from 0.1 to 10, and neighbours are correlated; coefficients are
     in the order of the network's parameters, the bias first.
     """
     ROOT.mkdir(parents=True, exist_ok=True)
+    untuned_data.write(ROOT)
     exact = {}
     for name, rows, columns in (("linear_3", 30, 2), ("linear_100", 300, 99)):
         random = np.random.default_rng(columns)
@@ -85,7 +104,9 @@ def make_data() -> dict[str, tuple[np.ndarray, np.ndarray]]:
         design = np.concatenate([np.ones((rows, 1)), inputs[:rows]], axis=1)
         precision = design.T @ design / 0.5**2 + np.eye(columns + 1)
         mean = np.linalg.solve(precision, design.T @ targets[:rows] / 0.5**2)
-        exact[name] = (mean, precision)
+        covariance = 0.5**2 * np.eye(rows) + design @ design.T
+        log_evidence = stats.multivariate_normal(cov=covariance).logpdf(targets[:rows])
+        exact[name] = Exact(mean, precision, float(log_evidence))
     random = np.random.default_rng(0)
     inputs = random.normal(size=(10_500, 10)) @ (np.eye(10) + 0.3 * random.normal(size=(10, 10)))
     chances = 1 / (1 + np.exp(-(inputs @ random.normal(size=10) * 0.5 - 1)))
@@ -101,12 +122,12 @@ def _save(name: str, inputs: np.ndarray, targets: np.ndarray, num_train: int) ->
         np.savez(ROOT / f"{name}.npz", **arrays, x_test=x[num_train:], y_test=y[num_train:])
 
 
-def make_run(name: str, posterior: str, method: str, further: str = "") -> pathlib.Path:
-    """The folder of a finished run, made where it is not there yet."""
+def make_run(name: str, posterior: str, script: str, further: str = "") -> pathlib.Path:
+    """The folder of a finished run of `script`, made where it is not there yet."""
     directory = ROOT / posterior / name
     if not (directory / "report.html").is_file():
         limit = f"--time_limit={ARGUMENTS['time_limit']}" if "time_limit" in ARGUMENTS else ""
-        words = f"{METHODS[method]} {POSTERIORS[posterior]} {further} {limit} --dir={directory}"
+        words = f"{script} {POSTERIORS[posterior]} {further} {limit} --dir={directory}"
         print(f"{posterior}, {name} ...", flush=True)
         log = ROOT / f"{posterior}_{name}.txt"
         with log.open("w") as output:
@@ -145,10 +166,23 @@ def line(posterior: str, method: str, exact: dict) -> list[str] | None:
         f"{ours.summary['seconds']:.0f}",
     ]
     known = _against_exact(ours, exact.get(posterior), method)
+    if method == "implicit":
+        known = "; ".join(filter(None, (known, _against_evidence(posterior, exact.get(posterior)))))
     return [*cells, known, _against_longer(posterior, method)]
 
 
-def _against_exact(run: run_folders.OpenedRun, exact: tuple | None, method: str) -> str:
+def _against_evidence(posterior: str, exact: Exact | None) -> str:
+    """By how many nats the hierarchical bound of implicit VI is below log p(D)."""
+    path, smc = (ROOT / posterior / name / "evidence.json" for name in ("implicit", "smc"))
+    if not path.is_file() or not (exact or smc.is_file()):
+        return ""
+    bound = json.loads(path.read_text())
+    known = json.loads(smc.read_text()) if exact is None else {"value": exact.log_evidence}
+    error = np.hypot(bound["error"], known.get("error", 0.0))
+    return f"{known['value'] - bound['value']:.2f} +- {error:.2f} nats below log p(D)"
+
+
+def _against_exact(run: run_folders.OpenedRun, exact: Exact | None, method: str) -> str:
     """Largest error of a mean, and ratios of standard deviations, where the posterior is known.
 
     Of mean-field VI also by how many nats its ELBO is below the best: 1/2 e' P e for an error e of
@@ -158,7 +192,7 @@ def _against_exact(run: run_folders.OpenedRun, exact: tuple | None, method: str)
     if exact is None:
         return ""
     values = run_folders.read_parameters(run, 10**6).values.astype(np.float64)
-    mean, precision = exact
+    mean, precision, _ = exact
     std = np.sqrt(np.diag(np.linalg.inv(precision)))
     errors, ratios = values.mean(axis=0) - mean, values.std(axis=0, ddof=1) / std
     said = f"means {np.max(np.abs(errors) / std):.2f} sd, sds {ratios.min():.2f}-{ratios.max():.2f}"
@@ -185,10 +219,13 @@ def main() -> None:
     posteriors = ARGUMENTS.get("only", ",".join(POSTERIORS)).split(",")
     methods = ARGUMENTS.get("methods", ",".join(METHODS)).split(",")
     for posterior in posteriors:
-        for method in methods:
-            directory = make_run(method, posterior, method)
+        for method in [] if "table" in ARGUMENTS else methods:
+            directory = make_run(method, posterior, METHODS[method])
             if "longer" in ARGUMENTS and method in OPTIMISERS:
-                make_run(f"{method}_longer", posterior, method, longer(directory, method))
+                further = longer(directory, method)
+                make_run(f"{method}_longer", posterior, METHODS[method], further)
+        if "evidence" in ARGUMENTS and posterior not in exact:
+            make_run("smc", posterior, EVIDENCE)
     rows = [line(posterior, method, exact) for posterior in POSTERIORS for method in METHODS]
     headers = ["posterior", "method", "W1 [floor]", "over floor", "std ratio", "verdict", "seconds"]
     headers += ["exact answer", "ten times longer"]

@@ -4,7 +4,8 @@ For batch means y_1 .. y_B of a series, with x = 1 .. B and independent errors o
 
     gain = B * slope of the least-squares line,    its error from the B - 2 residual degrees
 
-so that (gain - true gain) / error is Student's t with B - 2 degrees. Two one-sided questions at the
+so that (gain - true gain) / error is Student's t with B - 2 degrees; with errors of different
+variances, known but for a factor, by weighted least squares. Two one-sided questions at the
 level LEVEL each:
 
     rising    gain - q error > 0             wrong for a series at rest in LEVEL of all cases
@@ -52,13 +53,22 @@ class Trend(NamedTuple):
         return self.gain - QUANTILE * self.error > 0
 
 
-def trend(batch_means: ArrayLike) -> Trend:
-    """The trend of batch means, (..., NUM_BATCHES)."""
+def trend(batch_means: ArrayLike, weights: np.ndarray | None = None) -> Trend:
+    """The trend of batch means, (..., NUM_BATCHES).
+
+    Args:
+      batch_means: the series.
+      weights: of the batches, (NUM_BATCHES,), proportional to one over the variances of their
+        errors; all the same by default.
+    """
     batch_means = jnp.asarray(batch_means)
-    positions = jnp.asarray(POSITIONS, batch_means.dtype)
-    centred = batch_means - jnp.mean(batch_means, axis=-1, keepdims=True)
-    squares = float(np.sum(POSITIONS**2))
-    slope = jnp.sum(centred * positions, axis=-1) / squares
+    own = np.ones(NUM_BATCHES) if weights is None else np.asarray(weights, float)
+    own = own * (NUM_BATCHES / np.sum(own))
+    from_center = POSITIONS - np.mean(own * POSITIONS)
+    squares = float(np.sum(own * from_center**2))
+    shares, positions = (jnp.asarray(values, batch_means.dtype) for values in (own, from_center))
+    centred = batch_means - jnp.mean(shares * batch_means, axis=-1, keepdims=True)
+    slope = jnp.sum(shares * centred * positions, axis=-1) / squares
     residuals = centred - slope[..., None] * positions
-    variance = jnp.sum(jnp.square(residuals), axis=-1) / (NUM_BATCHES - 2)
+    variance = jnp.sum(shares * jnp.square(residuals), axis=-1) / (NUM_BATCHES - 2)
     return Trend(NUM_BATCHES * slope, NUM_BATCHES * jnp.sqrt(variance / squares))

@@ -19,7 +19,10 @@ ELBO = Objective("ELBO", "Raise the draws per step or batch_size", num_evaluatio
 def training_of(progress: Progress, rules: Rules) -> Training:
     """How far members have come, from their states at the end, (members, ...) each."""
     if rules.ends is not None:
-        last = trends.trend(progress.values)
+        # Batches of equal ways: their iterates scatter by a variance that is proportional to the
+        # step, which is one over the epochs of a batch, and so do values of a noisy objective.
+        weights = np.maximum(np.diff((rules.start, *rules.ends)), 1)
+        last = trends.trend(progress.values, weights)
         is_known = np.asarray(progress.num_values) == trends.NUM_BATCHES
         epochs = np.where(is_known, rules.ends[-1] - rules.start, 0)
         return Training(last, epochs, None, np.asarray(progress.values[:, -1]))

@@ -51,3 +51,21 @@ def test_power(noise):
     assert np.mean(trends.trend(noise + line(5.5)).is_rising) > 0.95
     assert np.mean(trends.trend(noise).highest < 5.5) > 0.95
     assert not np.any(trends.trend(np.zeros((1, 10)) + line(1.0)).highest < 0.99)
+
+
+def test_batches_of_different_noise_keep_the_rates(noise):
+    """Given weights; a line through all of them alike has the larger error."""
+    deviations = np.linspace(1.0, 0.2, trends.NUM_BATCHES)
+    weights = 7 / deviations**2
+    rate, margin = share(trends.trend(deviations * noise, weights).is_rising)
+    assert abs(rate - trends.LEVEL) < margin
+    tolerance = 2.0
+    values = deviations * noise + line(tolerance)
+    rate, margin = share(trends.trend(values, weights).highest < tolerance)
+    assert abs(rate - trends.LEVEL) < margin
+    # The variance of the weighted slope; an even line's is larger by more than half.
+    center = np.sum(weights * trends.POSITIONS) / np.sum(weights)
+    variance = 7 * trends.NUM_BATCHES**2 / np.sum(weights * (trends.POSITIONS - center) ** 2)
+    found = np.mean(trends.trend(values, weights).error ** 2)
+    np.testing.assert_allclose(found, variance, rtol=5 * 0.5 / np.sqrt(NUM_SERIES))
+    assert np.mean(trends.trend(values).error ** 2) > 1.5 * variance
