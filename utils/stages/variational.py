@@ -89,7 +89,7 @@ def make_method(task: Task) -> tuple[Method, BoundedFamily]:
 def find_starts(task: Task, directory: pathlib.Path, given: Params | None) -> Params | Posterior:
     """Where the members start.
 
-    Around trained networks q is as wide as the curvature says; where the prior is an earlier
+    Around trained networks q is as wide as curvature and ELBO say; where the prior is an earlier
     posterior, q starts as that.
     """
     settings = task.settings
@@ -103,7 +103,8 @@ def find_starts(task: Task, directory: pathlib.Path, given: Params | None) -> Pa
     given_width = is_dropout or settings.was_given("vi_sigma_init")
     if given_width or not local_scales.is_affordable(task):
         return trained
-    return local_scales.curvature_starts(task, trained, functools.partial(_around, task))
+    begin = functools.partial(_around, task)
+    return local_scales.curvature_starts(task, trained, begin, family_of(task))
 
 
 def _around(task: Task, key: jax.Array, params: Params, scales: Params) -> Posterior:
