@@ -24,6 +24,7 @@ from haiku_posteriors.utils import (
     models,
     problem,
     run_priors,
+    signals,
 )
 from haiku_posteriors.utils import settings as settings_table
 from haiku_posteriors.utils.data_utils import Dataset, fingerprint
@@ -42,7 +43,6 @@ from haiku_posteriors.utils.report import (
 from haiku_posteriors.utils.report.problem_files import StoredProblem
 from haiku_posteriors.utils.report.run_folders import OpenedRun
 from haiku_posteriors.utils.settings import Settings
-from haiku_posteriors.utils.signals import Interrupted, Interruption
 from haiku_posteriors.utils.train_utils import Run, RunResult
 
 # Flags that a resumed run may change: they do not touch the result.
@@ -356,10 +356,4 @@ def _judge(
 
     Nothing of it is kept: the same command judges again what is on disk.
     """
-    with Interruption() as interruption:
-        try:
-            interruption.wait_for(lambda: judge(directory, result))
-            interruption.check()
-        except Interrupted as request:
-            request.directory = directory
-            raise
+    signals.run_stage(directory, lambda: judge(directory, result))

@@ -243,12 +243,12 @@ class Run:
             if not self._is_over():
                 # Several processes can save what all of them have finished, and no less.
                 grace = math.inf if hosts.are_several() else signals.GRACE_SECONDS
-                with Interruption(grace) as interruption:
-                    self._run_steps(interruption)
-        except Interrupted as request:
-            self._save()
-            request.directory = self._directory
-            raise
+                with signals.part_of(self._directory), Interruption(grace) as interruption:
+                    try:
+                        self._run_steps(interruption)
+                    except Interrupted:
+                        self._save()
+                        raise
         except BrokenPipeError:  # nobody reads what the run says
             if not hosts.are_several():  # the others know nothing of it and cannot take part
                 self._save()
@@ -260,7 +260,11 @@ class Run:
         started = time.monotonic()
         # Sampled again, not taken from the disk: there they may have been changed already.
         state = devices.to_host(self.state) if hosts.are_several() else self.state
-        draws = change(state, self._collection.sample_again(self.state, self.step))
+        sampled = self._collection.sample_again(self.state, self.step)
+        if hosts.are_several():  # a loop inside agrees with the others on when to stop
+            draws = change(state, sampled)
+        else:
+            draws = signals.run_stage(self._directory, lambda: change(state, sampled))
         self._save(draws_are_there=False)
         self._store.clear()
         self._collection.keep(draws, self.step)

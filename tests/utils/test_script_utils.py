@@ -1,9 +1,11 @@
 """A script as a program, in this process: every end it can have, its signs of life, signals."""
 
 import io
+import os
 import shlex
 import signal
 import sys
+import time
 
 import jax
 import numpy as np
@@ -122,6 +124,35 @@ def test_a_signal_is_a_request_to_stop(number):
         with pytest.raises(KeyboardInterrupt):  # asked twice
             signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_ends_a_stage_beside_the_loop_and_the_run_is_named(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(signals.Interrupted) as stopped:
+        signals.run_stage(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert stopped.value.directory == tmp_path
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signals.run_stage(tmp_path, lambda: 3) == 3
+
+
+def test_a_loop_inside_a_stage_hears_the_signal_and_is_waited_for(tmp_path):
+    """In a thread of its own Python would deliver it no signal."""
+    saved = []
+
+    def loop():
+        with signals.Interruption() as interruption:
+            os.kill(os.getpid(), signal.SIGTERM)
+            deadline = time.monotonic() + 10
+            while not interruption.received and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.5)  # beyond the stage's own grace
+            saved.append("checkpoint")
+            interruption.check()
+
+    with signals.part_of(tmp_path), signals.Interruption(grace_seconds=0.1) as interruption:
+        with pytest.raises(signals.Interrupted, match="SIGTERM"):
+            interruption.wait_for(loop)
+        assert saved == ["checkpoint"]
 
 
 def test_nohup_stays_in_force():
