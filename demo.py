@@ -27,7 +27,7 @@ METHODS = {
         BRIEFLY,
         "--num_draws=200",
         "--refine=mclmc",
-        "--refine_steps=4000",
+        "--refine_collapse_output",
     ),
     "sghmc": ("run_sgmcmc.py", BRIEFLY),
     "vi": ("run_vi.py", BRIEFLY, "--vi_ensemble_size=400"),

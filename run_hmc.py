@@ -58,7 +58,7 @@ def run(settings: Settings) -> None:
     settings, ticker = task.settings, Ticker()
     build = functools.partial(hmc.hmc, task.log_joint)
     if settings.collapse_output:
-        build = functools.partial(collapse.collapsed_hmc, task.log_joint, task.dataset.x_train)
+        build = functools.partial(collapse.collapsed, hmc.hmc, task.log_joint, task.dataset.x_train)
     method = build(
         step_size=settings.step_size,
         trajectory_length=chain_runs.trajectory_length(task),

@@ -5,11 +5,13 @@ python benchmarks/refinement.py --folder=runs/refinement --repeats=6
 Runs what is not in the folder yet (a run that was stopped goes on): one reference by HMC with its
 own draws of the floor, and every approximation once, unrefined, with as many independent members as
 there are repeats, which share a compilation. Their draws are then refined by `utils.stages.refine`
-in this process, for each number of gradients. Distance: W1 between function values at a test row
-and the reference's, averaged over rows and functions; with --relative over the reference's standard
-deviation there. Floor: that of as many draws of the reference itself, thinned evenly, from the
-rest. Bound: the mean of the members' lower bounds of the log-evidence, which for several members is
-one of their mixture's. Seconds are processor seconds of a repeat: of the run, and of the refinement
+in this process, for each number of gradients; with --collapse_output also with the output layer
+integrated out. Distance: W1 between function values at a test row and the reference's, averaged
+over rows and functions; with --relative over the reference's standard deviation there. Floor: that
+of as many draws of the reference itself, thinned evenly, from the rest. The first line has the
+distances of sets of its draws that are chosen at random: so far exact draws are from one another.
+Bound: the mean of the members' lower bounds of the log-evidence, which for several members is one
+of their mixture's. Seconds are processor seconds of a repeat: of the run, and of the refinement
 with its compilation and its estimate of bias.
 """
 
@@ -41,7 +43,7 @@ METHODS = {
     "mean-field": (1, ("run_vi.py", "--num_evidence_draws=200"), "--vi_ensemble_size={draws}"),
     "layerwise": (1, LAYERWISE, "--vi_ensemble_size={draws}"),
     "layerwise of 8": (8, LAYERWISE, "--vi_ensemble_size={draws}"),
-    "implicit": (1, ("run_implicit.py",), "--num_draws={draws}"),
+    "implicit": (1, ("run_implicit.py", "--num_epochs=10000"), "--num_draws={draws}"),
     "ensemble": (0, ("run_sgd.py",), ""),
 }
 REFERENCE = ("run_hmc.py",)  # which goes on until it has converged
@@ -63,6 +65,12 @@ def finished(folder: pathlib.Path, script: str, *flags: str) -> float:
     return float(note.read_text())
 
 
+def in_floors(distances: list[float], least: float) -> tuple[str, float, float]:
+    """Distances in order, and their mean and largest over the floor."""
+    listed = " ".join(f"{distance:.3f}" for distance in sorted(distances))
+    return listed, float(np.mean(distances)) / least, max(distances) / least
+
+
 def values(task: str, outputs: np.ndarray) -> np.ndarray:
     """Function values (draws, quantities)."""
     found = function_values(task, outputs)
@@ -79,6 +87,16 @@ def floor(reference: np.ndarray, num_draws: int) -> float:
     return float(np.mean(found))
 
 
+def of_itself(reference: np.ndarray, num_repeats: int, num_draws: int) -> list[float]:
+    """Distances of random sets of draws, without a draw in common, from the rest."""
+    order = np.random.default_rng(0).permutation(len(reference))
+    sets = order[: num_repeats * num_draws].reshape(num_repeats, -1)
+    return [
+        float(wasserstein(reference[chosen], np.delete(reference, chosen, axis=0)).mean())
+        for chosen in sets
+    ]
+
+
 def repeated(
     folder: pathlib.Path, num_repeats: int, num_draws: int
 ) -> tuple[loaded_runs.LoadedRun, Params]:
@@ -93,10 +111,11 @@ def repeated(
 
 
 def refined(
-    folder: pathlib.Path, dataset: data_utils.Dataset, draws: Params, num_gradients: int
+    folder: pathlib.Path, dataset: data_utils.Dataset, draws: Params, refinement: refine.Refinement
 ) -> tuple[Params, float]:
     """Draws after refinement, and its processor seconds."""
-    there = folder.with_name(f"{folder.name}_refined_{num_gradients}")
+    ending = "_collapsed" if refinement.collapse_output else ""
+    there = folder.with_name(f"{folder.name}_refined_{refinement.num_gradients}{ending}")
     there.mkdir(exist_ok=True)
     note = there / "seconds"
     is_new = not (there / refine.FILE).is_file()
@@ -107,7 +126,7 @@ def refined(
             loaded_runs.load_run(folder).log_joint,
             dataset,
             draws,
-            refine.Refinement("mclmc", num_gradients),
+            refinement,
             seed=0,
             directory=there,
             say=lambda sentence: print(sentence, file=sys.stderr, flush=True),
@@ -128,6 +147,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--reference", type=pathlib.Path, help="a finished HMC run to compare with")
     parser.add_argument("--relative", action="store_true", help="distances in deviations")
+    parser.add_argument("--collapse_output", action="store_true", help="refine in both ways")
     parser.add_argument("--dataset_name", default="toy_regression")
     parser.add_argument("--data_dir")
     parser.add_argument("flags", nargs="*", help="of all scripts, after --")
@@ -146,7 +166,15 @@ def main() -> None:
     least = floor(reference, arguments.draws)
     print(f"Floor of {arguments.draws} draws: {least:.3f}.", file=sys.stderr)
     test = devices.place_data(dataset.x_test, dataset.y_test, devices.make_mesh(1))
-    rows, repeats = [], arguments.repeats
+    repeats = arguments.repeats
+    exact = of_itself(reference, repeats, arguments.draws)
+    rows = [["HMC itself", "", "", *in_floors(exact, least), 1.0, ""]]
+    ways = [
+        refine.Refinement("mclmc", gradients, collapse_output=collapses)
+        for collapses in (False, *([True] if arguments.collapse_output else []))
+        for gradients in map(int, arguments.gradients.split(","))
+        if gradients or not collapses
+    ]
     for name in arguments.methods.split(","):
         group, (script, *flags), drawn = METHODS[name]
         members = repeats * (group or arguments.draws)
@@ -161,9 +189,9 @@ def main() -> None:
             bounds = np.reshape(each, (repeats, -1)).mean(axis=1)
         loaded, draws = repeated(folder, repeats, per_member * (group or arguments.draws))
         predict = ensemble_utils.make_predictor(loaded.log_joint, dataset.form)
-        for gradients in map(int, arguments.gradients.split(",")):
+        for way in ways:
             moved, cost = (
-                (draws, seconds) if not gradients else refined(folder, dataset, draws, gradients)
+                refined(folder, dataset, draws, way) if way.num_gradients else (draws, seconds)
             )
             outputs = predict(moved, test).outputs
             found = [values(dataset.form.task, repeat) for repeat in outputs]
@@ -174,11 +202,9 @@ def main() -> None:
             rows.append(
                 [
                     name,
-                    gradients,
+                    f"{way.num_gradients}{', collapsed' if way.collapse_output else ''}",
                     "" if bounds is None else " ".join(f"{b:.1f}" for b in bounds),
-                    " ".join(f"{d:.3f}" for d in sorted(distances)),
-                    np.mean(distances) / least,
-                    max(distances) / least,
+                    *in_floors(distances, least),
                     spread,
                     cost / repeats,
                 ]

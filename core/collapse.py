@@ -1,4 +1,4 @@
-"""HMC with the Gaussian output layer integrated out exactly, and redrawn at every draw.
+"""Chains with the Gaussian output layer integrated out exactly, and redrawn at every draw.
 
 With F (rows, units + 1) the features in front of the last layer of a network with one Gaussian
 noise, y = F u + e, e ~ N(0, t^2), u_j ~ N(0, s_j^2), the other parameters v (t among them) have
@@ -8,15 +8,17 @@ noise, y = F u + e, e ~ N(0, t^2), u_j ~ N(0, s_j^2), the other parameters v (t 
 
     B = [F / t; S^(-1/2)] = Q R,        c = [y / t; 0],        u | v, D ~ N(R^-1 Q'c, (R'R)^-1).
 
-HMC moves v on that density, and u is drawn given v: draws of (v, u) have the target p_T(w | D), as
-those of `core.hmc`. It pays where the noise is small, since the stiffest directions are gone: a
-factorisation in place of many leapfrog steps. In place of the normal equations stands a QR
-factorisation, because B'B has the squared condition number, 1e8 and more where noise is small.
+HMC or MCLMC moves v on that density, and u is drawn given v: draws of (v, u) have the target
+p_T(w | D), as those of `core.hmc` or `core.mclmc`. It pays where the noise is small, since the
+stiffest directions are gone: a factorisation in place of many leapfrog steps. In place of the
+normal equations stands a QR factorisation, because B'B has the squared condition number, 1e8 and
+more where noise is small.
 A temperature T makes N(y; F u, t^2)^(1/T), Gaussian with T t^2 in place of t^2, and T s^2.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import haiku as hk
@@ -24,11 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from haiku_posteriors.core import hmc, likelihoods
+from haiku_posteriors.core import likelihoods
 from haiku_posteriors.core.data import Data, Inputs, take_rows
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
-from haiku_posteriors.core.method import Info, Method, repeat
+from haiku_posteriors.core.method import Info, Method, State, repeat
 from haiku_posteriors.core.networks.interception import Layer, intercept_layers
 from haiku_posteriors.core.trees import Params
 
@@ -37,12 +39,17 @@ class CollapsedState(NamedTuple):
     """One chain.
 
     Attributes:
-      hmc: the state of HMC on the other parameters.
+      sampler: the state of the method that moves the other parameters.
       output: the last layer, drawn given them.
     """
 
-    hmc: hmc.HMCState
+    sampler: State
     output: Params
+
+    @property
+    def step_size(self) -> jax.Array:
+        """Of the next transition."""
+        return self.sampler.step_size
 
 
 class OutputLayer(NamedTuple):
@@ -201,18 +208,21 @@ def collapse(log_joint: LogJoint, example_inputs: Inputs) -> CollapsedLogJoint:
     raise UserError("collapse_output needs a network that ends with an hk.Linear, called once.")
 
 
-def collapsed_hmc(log_joint: LogJoint, example_inputs: Inputs, **settings: Any) -> Method:
-    """HMC on all parameters but the last layer's, which are drawn given them at every transition.
+def collapsed(
+    build: Callable[..., Method], log_joint: LogJoint, example_inputs: Inputs, **settings: Any
+) -> Method:
+    """A method on all parameters but the last layer's, which are drawn given them at every step.
 
     Args:
+      build: `core.hmc.hmc` or `core.mclmc.mclmc`.
       log_joint, example_inputs: see `collapse`.
-      **settings: of `core.hmc.hmc`.
+      **settings: of `build`.
 
     Returns:
-      The method; `info` is that of HMC, with the collapsed log-joint.
+      The method; `info` is the built one's, with the collapsed log-joint.
     """
     target = collapse(log_joint, example_inputs)
-    inner = hmc.hmc(target, **settings)
+    inner = build(target, **settings)
 
     def init(rng_key: jax.Array, params: Params | None) -> CollapsedState:
         given = log_joint.init(jax.random.fold_in(rng_key, 1)) if params is None else params
@@ -222,16 +232,16 @@ def collapsed_hmc(log_joint: LogJoint, example_inputs: Inputs, **settings: Any) 
         )
 
     def step(rng_key: jax.Array, state: CollapsedState, data: Data) -> tuple[CollapsedState, Info]:
-        moved, info = inner.step(jax.random.fold_in(rng_key, 0), state.hmc, data)
+        moved, info = inner.step(jax.random.fold_in(rng_key, 0), state.sampler, data)
         output = target.redraw(jax.random.fold_in(rng_key, 1), moved.position.params, data)
         return CollapsedState(moved, output), info
 
     def sample(rng_key: jax.Array, state: CollapsedState, num_draws: int) -> Params:
-        return repeat({**state.hmc.position.params, target.module: state.output}, num_draws)
+        return repeat({**state.sampler.position.params, target.module: state.output}, num_draws)
 
     def pool(states: CollapsedState) -> CollapsedState:
         assert inner.pool is not None
-        return states._replace(hmc=inner.pool(states.hmc))
+        return states._replace(sampler=inner.pool(states.sampler))
 
     return Method(init, step, sample, pool if inner.pool else None)
 

@@ -283,6 +283,12 @@ REFINEMENT = (
         lower_bound=1,
     ),
     Flag("refine_step_size", "float", None, "Step of these.", "found by a pilot", above=0),
+    Flag(
+        "refine_collapse_output",
+        "bool",
+        False,
+        "Integrate out the output layer and redraw it in refinement; for one Gaussian noise.",
+    ),
 )
 PRETRAINING = (
     Flag(

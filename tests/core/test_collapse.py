@@ -9,7 +9,7 @@ import scipy.stats
 from jax.test_util import check_grads
 from scenarios import assert_mean_of_chains, chain_keys, run_chains, standard_errors, tanh_mlp
 
-from haiku_posteriors.core.collapse import collapse, collapsed_hmc
+from haiku_posteriors.core.collapse import collapse, collapsed
 from haiku_posteriors.core.data import make_data, pad
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.hmc import hmc
@@ -118,7 +118,7 @@ def test_the_posterior_is_that_of_all_parameters():
         return values.mean(axis=(0, 1)), standard_errors(values)
 
     mean, error = summary(hmc(log_joint, num_burn_in=300))
-    other, its_error = summary(collapsed_hmc(log_joint, inputs, num_burn_in=300))
+    other, its_error = summary(collapsed(hmc, log_joint, inputs, num_burn_in=300))
     assert np.all(np.abs(mean - other) < 5 * np.hypot(error, its_error))
 
 
@@ -126,7 +126,7 @@ def test_the_posterior_is_that_of_all_parameters():
 def test_chains_pool_and_draws_have_all_parameters():
     inputs, targets = INPUTS.astype(np.float32), TARGETS.astype(np.float32)
     log_joint, data = make(inputs=inputs, targets=targets)
-    method = collapsed_hmc(log_joint, inputs, num_burn_in=40)
+    method = collapsed(hmc, log_joint, inputs, num_burn_in=40)
     given = jax.vmap(log_joint.init)(chain_keys(jax.random.key(3), 2))
     states = jax.vmap(method.init)(chain_keys(jax.random.key(1), 2), given)
     draws = jax.vmap(method.sample, (0, 0, None))(chain_keys(jax.random.key(2), 2), states, 1)

@@ -162,7 +162,8 @@ def _refinement(facts: Mapping[str, Any] | None) -> str:
         return ""
     moved = (
         f"Refined: every draw was moved by {facts['gradients_per_draw']:,} gradients "
-        f"({facts['kind']}, step size {pages.show_number(facts['step_size'])}); "
+        f"({facts['kind']}, step size {pages.show_number(facts['step_size'])}"
+        f"{', output layer integrated out' if facts.get('collapse_output') else ''}); "
         f"{facts['gradients']:,} gradients in all."
     )
     shifts = [

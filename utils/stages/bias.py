@@ -5,6 +5,7 @@ their transitions they relax, and share a step size that is adapted to their acc
 do in the second half, with all frozen, is compared with all draws of the run.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -12,9 +13,11 @@ import jax
 import numpy as np
 
 from haiku_posteriors.core import likelihoods, mclmc
+from haiku_posteriors.core.collapse import CollapsedState
 from haiku_posteriors.core.judging import bias, diagnostics
 from haiku_posteriors.core.judging.bias import BiasReport, Shift
 from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import chains, devices, ensemble_utils
 from haiku_posteriors.utils.data_utils import Dataset
@@ -85,6 +88,7 @@ def go_on_exactly(
     before: dict[str, np.ndarray],
     starts: Params,
     *,
+    build: Callable[..., Method] | None = None,
     seed: int,
     step_size: float,
     inverse_mass: Params | None = None,
@@ -102,6 +106,7 @@ def go_on_exactly(
       before: of all draws, (chains, draws, quantities), by `predictions`, `log-joint` or `noise`;
         independent draws are one chain.
       starts: some of the draws, host arrays (chains, starts, ...).
+      build: makes the method from these settings in place of MCLMC on the target.
       seed: of the run.
       step_size: to begin with.
       inverse_mass: of one chain; the prior's by default.
@@ -112,8 +117,7 @@ def go_on_exactly(
     """
     num_chains, per_chain = jax.tree.leaves(starts)[0].shape[:2]
     starts = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), starts)
-    method = mclmc.mclmc(
-        log_joint,
+    method = (build or functools.partial(mclmc.mclmc, log_joint))(
         adjusted=True,
         step_size=step_size,
         num_burn_in=0,
@@ -131,6 +135,8 @@ def go_on_exactly(
     predict = ensemble_utils.make_predictor(log_joint, dataset.form)
     test = devices.place_data(dataset.x_test, dataset.y_test, mesh)
 
+    # Chains stand at their draws: no key is used.
+    sample = jax.vmap(lambda chain: method.sample(jax.random.key(0), chain, 1))
     num_relaxing = num_iterations // 2
     after: dict[str, list[np.ndarray]] = {name: [] for name in before}
     infos = []
@@ -141,9 +147,9 @@ def go_on_exactly(
         if iteration < num_relaxing:
             # The mean over many chains is sure enough to be followed as it is.
             factor = math.exp(acceptance - TARGET_ACCEPT)
-            state = state._replace(step_size=state.step_size * factor)
+            state = _with_longer_steps(state, factor)
         else:
-            draws = jax.tree.map(lambda leaf: leaf[:, None], state.position.params)
+            draws = sample(state)
             found = {
                 "predictions": predict(draws, test).outputs,
                 "log-joint": infos[-1]["log_joint"],
@@ -162,6 +168,12 @@ def go_on_exactly(
         continued = np.stack(after[name], axis=2)[..., columns]
         shifts[name] = bias.shift(values[..., columns], continued)
     return _report(shifts, infos[num_relaxing:], before["predictions"], _gradients(infos), remedy)
+
+
+def _with_longer_steps(state: State, factor: float) -> State:
+    if isinstance(state, CollapsedState):
+        return state._replace(sampler=_with_longer_steps(state.sampler, factor))
+    return state._replace(step_size=state.step_size * factor)
 
 
 def _quantities(result: RunResult, num_burn_in: int) -> dict[str, np.ndarray]:

@@ -5,7 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from haiku_posteriors.core.likelihoods import gaussian
+from haiku_posteriors.core.errors import UserError
+from haiku_posteriors.core.likelihoods import categorical, gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import data_utils, files, train_utils
@@ -34,6 +35,20 @@ def moved(refinement, directory=None, draws=WRONG):
     return found["linear"]["w"], said
 
 
+def exact_posterior():
+    """Mean and covariance of the weights of the linear model."""
+    x, y = DATASET.x_train.astype(float), DATASET.y_train[:, 0].astype(float)
+    covariance = np.linalg.inv(x.T @ x / NOISE**2 + np.eye(2) / PRIOR_STD**2)
+    return covariance @ x.T @ y / NOISE**2, covariance
+
+
+def assert_moments(values, mean, deviation):
+    """Of 400 Gaussian draws."""
+    assert np.all(np.abs(values.mean(axis=0) - mean) < 5 * deviation / 20)
+    ratio = values.var(axis=0, ddof=1) / deviation**2
+    assert np.all(np.abs(ratio - 1) < 5 * np.sqrt(2 / 399))
+
+
 @pytest.mark.parametrize(
     "refinement",
     [Refinement("mclmc", 400), pytest.param(Refinement("hmc", 600), marks=pytest.mark.slow)],
@@ -47,14 +62,8 @@ def test_wrong_draws_become_right_ones(refinement):
     """
     found, said = moved(refinement)
     assert found.shape == WRONG["linear"]["w"].shape
-    x, y = DATASET.x_train.astype(float), DATASET.y_train[:, 0].astype(float)
-    covariance = np.linalg.inv(x.T @ x / NOISE**2 + np.eye(2) / PRIOR_STD**2)
-    mean = covariance @ x.T @ y / NOISE**2
-    values = found.reshape(400, 2).astype(float)
-    deviation = np.sqrt(np.diag(covariance))
-    assert np.all(np.abs(values.mean(axis=0) - mean) < 5 * deviation / 20)
-    ratio = values.var(axis=0, ddof=1) / deviation**2
-    assert np.all(np.abs(ratio - 1) < 5 * np.sqrt(2 / 399))
+    mean, covariance = exact_posterior()
+    assert_moments(found.reshape(400, 2).astype(float), mean, np.sqrt(np.diag(covariance)))
     assert not any("biased" in sentence for sentence in said)
     assert ("What exact transitions change" in said[-1]) == (refinement.kind == "mclmc")
 
@@ -102,3 +111,68 @@ def test_an_interrupted_refinement_goes_on_where_it_was(tmp_path, monkeypatch):
     np.testing.assert_array_equal(again, whole)
     facts = [files.read_json(tmp_path / name / refine.FILE) for name in ("whole", "killed")]
     assert facts[0] == facts[1]
+
+
+class TestWithoutTheOutputLayer:
+    """A network whose hidden weights v do not reach its outputs: their posterior is the prior."""
+
+    LOG_JOINT = make_log_joint(
+        lambda inputs: hk.Linear(1, with_bias=False, name="output")(
+            inputs + 0.0 * hk.Linear(2, with_bias=False, name="hidden")(inputs)
+        ),
+        DATASET.x_train,
+        make_prior(PRIOR_STD**-2),
+        gaussian(NOISE),
+    )
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", ["mclmc", "hmc"])
+    def test_wrong_draws_become_right_ones(self, kind):
+        """z-tests of 400 draws at 5 standard errors, 12 of them: as above."""
+        few = {"hidden": {"w": np.full((4, 100, 2, 2), 4.0, np.float32)}}
+        draws = few | {"output": {"w": WRONG["linear"]["w"]}}
+        said = []
+        found = refine.refine(
+            self.LOG_JOINT,
+            DATASET,
+            draws,
+            Refinement(kind, 400, collapse_output=True),
+            seed=0,
+            say=said.append,
+        )
+        mean, covariance = exact_posterior()
+        hidden, output = (found[name]["w"].reshape(400, -1).astype(float) for name in draws)
+        assert_moments(output, mean, np.sqrt(np.diag(covariance)))
+        assert_moments(hidden, np.zeros(4), np.full(4, PRIOR_STD))
+        assert "the output layer integrated out" in " ".join(said)
+        assert not any("biased" in sentence for sentence in said)
+
+    @pytest.mark.slow
+    def test_draws_of_the_output_layer_do_not_matter(self):
+        """They are drawn anew given the others, whatever they were."""
+        hidden = {"w": RANDOM.normal(size=(1, 3, 2, 2)).astype(np.float32)}
+        found = [
+            refine.refine(
+                self.LOG_JOINT,
+                DATASET,
+                {"hidden": hidden, "output": {"w": np.full((1, 3, 2, 1), start, np.float32)}},
+                Refinement("mclmc", 25, step_size=0.1, collapse_output=True),
+                seed=0,
+                say=lambda sentence: None,
+            )
+            for start in (0.0, 100.0)
+        ]
+        jax.tree.map(np.testing.assert_array_equal, *found)
+        assert np.ptp(found[0]["output"]["w"]) > 0
+
+    def test_an_output_that_is_not_gaussian_is_refused(self):
+        with pytest.raises(UserError, match="one noise"):
+            Refinement("mclmc", 10, collapse_output=True).method(
+                make_log_joint(
+                    lambda inputs: hk.Linear(2)(inputs),
+                    DATASET.x_train,
+                    make_prior(1.0),
+                    categorical(2),
+                ),
+                DATASET,
+            )
