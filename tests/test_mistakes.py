@@ -450,7 +450,7 @@ MISTAKES = {
         "--refine_step_size=1e-3": "give refine, too",
         "--refine=nuts": "refine",
         "--refine_collapse_output": "give refine, too",
-        "--dataset_name=wine --refine=mclmc --refine_collapse_output": "needs a Gaussian likelihood",
+        "--dataset_name=wine --refine=mclmc --refine_collapse_output": "a Gaussian likelihood",
         "--refine_steps=0": "refine_steps must be at least 1",
         "--objective=hierarchical --entropy=exact": "entropy is for the linearised entropy",
         "--clip_gradient=-1": "clip_gradient must be at least 0, not -1.0",
