@@ -6,8 +6,8 @@ python benchmarks/defaults.py --data_dir=FOLDER with uci/ and waveform/ [--dir=F
 
 Flags say what the posterior is and nothing else. The reference is run_hmc.py without flags; of the
 two linear-Gaussian ones the exact posterior is told beside it. A run that is there is not made
-again, and one that was stopped goes on: a part of the table is made by --only and --methods, the
-whole of it from what there is. W1 of functions stands beside its floor, what as many draws of the
+again, and one that was stopped goes on: parts of the table are made by --only and --methods, the
+whole of it without them. W1 of functions stands beside its floor, what as many draws of the
 reference itself score (docs/comparison.md). With --longer, VI and implicit VI are trained ten times
 as long once more: the difference of their objectives, with common random numbers, says how far the
 run was from its own optimum. With --evidence, run_smc.py finds log p(D), below which the bound of
@@ -226,7 +226,7 @@ def main() -> None:
                 make_run(f"{method}_longer", posterior, METHODS[method], further)
         if "evidence" in ARGUMENTS and posterior not in exact:
             make_run("smc", posterior, EVIDENCE)
-    rows = [line(posterior, method, exact) for posterior in POSTERIORS for method in METHODS]
+    rows = [line(posterior, method, exact) for posterior in posteriors for method in methods]
     headers = ["posterior", "method", "W1 [floor]", "over floor", "std ratio", "verdict", "seconds"]
     headers += ["exact answer", "ten times longer"]
     print(tabulate([row for row in rows if row], headers, tablefmt="github", disable_numparse=True))
