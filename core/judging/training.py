@@ -142,7 +142,7 @@ def verdict(
             problems.append(f"{sentence}: train longer, with smaller steps at the end.")
         else:
             notes.append(f"{sentence}.")
-    if len(training.objectives) > 1:
+    if len(training.objectives) > 1 and known.all():
         low, high = np.min(training.objectives), np.max(training.objectives)
         notes.append(
             f"The {objective.name} of the members is {low:.6g} to {high:.6g}: "

@@ -44,6 +44,7 @@ def test_members_are_named_and_compared():
     assert "member(s) 1, 2 of 3" in found.problems[0] and "by 5 +-" in found.problems[0]
     assert "optima of different height" in found.notes[0]
     assert "same height" in judged([0.0, 0.0], [0.1, 0.1], objectives=[-10.0, -10.2]).notes[0]
+    assert not judged([0.0, 0.0], [0.1, 0.1], epochs=[100, 0]).notes  # heights are not known yet
 
 
 def test_a_family_that_is_too_narrow_is_a_note_and_no_problem():
