@@ -46,7 +46,7 @@ class PosteriorRegressor(RegressorMixin, PosteriorEstimator):
         `package.module:function` or `path/to/file.py:function`; None for one hidden layer of 50.
     input_groups : for a network of several inputs, the columns of X that each takes, by its name:
         positions, or names where X has them.
-    weight_decay : prior precision of the weights.
+    weight_decay : prior precision of the weights; None for 10 with the default network, else 1.
     temperature : divides the log-joint.
     num_steps : transitions of HMC, epochs of other methods; None for the method's default, as with
         the other numbers: chains and optimisers then end by themselves.

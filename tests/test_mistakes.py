@@ -387,7 +387,7 @@ MISTAKES = {
         "--init_checkpoint=hmc --num_chains=5": "give --num_chains=2",
     },
     run_sgmcmc: {
-        "--num_burnin_epochs=300000": "There would be no draws",
+        "--num_burnin_epochs=3000000": "There would be no draws",
         "--num_epochs=90 --step_size_schedule=cyclical": "step_size_cycle_length_epochs",
         "--final_step_size=0": "final_step_size must be positive and finite, not 0.0",
         "--optimizer=Adam": "Unknown command line flag 'optimizer'",

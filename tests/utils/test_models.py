@@ -39,6 +39,7 @@ def random_params(network, inputs, scale=0.3):
         ("cnn_lstm", TOKENS, 2, 2_700_098),
         ("mlp_regression", (1, 8), 2, 100 * 8 + 10_402),
         ("mlp_regression", (1, 13), 2, 100 * 13 + 10_402),
+        ("mlp_50", (1, 8), 1, 50 * 8 + 101),
         ("mlp_regression_small", (1, 8), 2, 50 * 8 + 152),
         ("mlp_classification", MNIST, 10, 269_322),
         ("mlp_400_400", MNIST, 10, 478_410),
@@ -320,9 +321,10 @@ def test_an_unknown_name_tells_the_nearest():
         ("classification", (28, 28, 1), False, "mlp_classification"),
         ("classification", (8, 8, 3), False, "mlp_classification"),
         ("classification", (28, 28), True, "mlp_classification"),
-        ("classification", (30,), False, "mlp_classification"),
+        ("classification", (30,), False, "mlp_50"),
+        ("classification", (1,), False, "mlp_50"),
         ("regression", (1,), False, "mlp_toy"),
-        ("regression", (13,), False, "mlp_regression_small"),
+        ("regression", (13,), False, "mlp_50"),
     ],
 )
 def test_default_network(task, input_shape, input_is_integer, name):

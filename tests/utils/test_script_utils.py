@@ -232,7 +232,7 @@ def test_comparisons_say_what_they_are_at_and_take_a_new_folder(tmp_path, capsys
 def test_whole_numbers_are_features_unless_they_are_said_to_be_tokens(tmp_path):
     x = np.random.default_rng(0).integers(0, 30, (40, 9))
     np.savez(tmp_path / "whole.npz", x=x, y=x[:, 0] % 2)
-    for inputs, network in (((), "mlp_classification"), (("--inputs=tokens",), "cnn_lstm")):
+    for inputs, network in (((), "mlp_50"), (("--inputs=tokens",), "cnn_lstm")):
         flags = [f"--dataset_name={tmp_path}/whole.npz", *inputs]
         task = tasks.load_task("hmc", cmd_args_utils.parse(run_hmc.GROUPS, flags))
         assert task.settings.model_name == network

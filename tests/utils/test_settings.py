@@ -136,7 +136,13 @@ def test_flags_a_json_file_and_python_describe_the_same_problem():
 @pytest.mark.parametrize(
     ("described", "likelihood", "noise_std", "learn_noise"),
     [
-        (Problem("diabetes"), "heteroscedastic_gaussian", 0.3, True),
+        (Problem("diabetes"), "gaussian", 0.3, True),
+        (
+            Problem("diabetes", model_name="mlp_regression_small"),
+            "heteroscedastic_gaussian",
+            0.3,
+            True,
+        ),
         (Problem("diabetes", noise_std=0.2), "gaussian", 0.2, False),
         (Problem("diabetes", learn_noise=True), "gaussian", 0.3, True),
         (Problem("diabetes", model_name="mlp_toy"), "gaussian", 0.3, True),
@@ -150,6 +156,20 @@ def test_what_is_chosen_from_the_data(described, likelihood, noise_std, learn_no
         noise_std,
         learn_noise,
     )
+
+
+@pytest.mark.parametrize(
+    ("described", "weight_decay"),
+    [
+        (Problem("diabetes"), 10.0),
+        (Problem("wine"), 10.0),
+        (Problem("wine", model_name="logistic_regression"), 1.0),
+        (Problem("diabetes", weight_decay=3.0), 3.0),
+    ],
+)
+def test_the_prior_goes_with_the_network(described, weight_decay):
+    chosen = problem.complete(described, problem.load_data(described).form)
+    assert chosen.weight_decay == weight_decay
 
 
 def test_a_known_noise_is_not_learned():

@@ -35,7 +35,7 @@ from haiku_posteriors.utils.train_utils import Run, RunResult
 
 Network = Callable[..., jax.Array]
 
-DEFAULT_NETWORK = "mlp_regression_small"  # one hidden layer of 50
+DEFAULT_NETWORK = "mlp_50"
 ROWS_WATCHED = 200  # training rows at which chains are diagnosed
 FILE_NAME, RECORD_NAME = "estimator.json", "record.npz"
 HISTORY = "history."  # before names of a record
@@ -48,7 +48,7 @@ class PosteriorEstimator(Wishes, BaseEstimator):
     method: str = "hmc"
     network: str | Network | None = None
     _: dataclasses.KW_ONLY
-    weight_decay: float = 1.0
+    weight_decay: float | None = None
     temperature: float = 1.0
     input_groups: Mapping[str, Sequence[int | str]] | None = None
     standardize: bool = True
