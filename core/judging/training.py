@@ -90,6 +90,11 @@ def verdict(
     problems, notes = [], []
     gain, highest = np.asarray(training.last.gain), np.asarray(training.last.highest)
     margin = highest - gain
+    longer = (
+        "train longer (num_epochs), or until it is over (num_epochs=auto)"
+        if training.is_reached is None
+        else "train longer (until_converged with more num_epochs, or time_limit)"
+    )
     known = training.num_epochs > 0
     if not known.all():
         problems.append(
@@ -109,7 +114,7 @@ def verdict(
         problems.append(
             f"The {objective.name} of {_members(rising)} still rises, by {gain[worst]:.3g} +- "
             f"{margin[worst]:.2g} nats in the last {training.num_epochs[worst]} epochs (tolerance "
-            f"{tolerance:.2g}): train longer (num_epochs), or until it is over (num_epochs=auto)."
+            f"{tolerance:.2g}): {longer}."
         )
     hidden = known & ~falling & ~rising & ~(highest < tolerance)
     if hidden.any():

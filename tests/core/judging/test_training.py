@@ -28,7 +28,8 @@ def test_each_problem_has_its_sentence_and_remedy():
     assert judged(0.0, 0.01).converged
     assert judged(0.1, 0.01, is_reached=None).converged
     for found, words in {
-        judged(3.0, 0.1): ("still rises, by 3 +- 0.23 nats in the last 100 epochs", "num_epochs"),
+        judged(3.0, 0.1): ("still rises, by 3 +- 0.23 nats in the last 100 epochs", "time_limit"),
+        judged(3.0, 0.1, is_reached=None): ("still rises, by 3", "num_epochs=auto"),
         judged(0.1, 1.0): ("Noise hides", "Raise the draws per step"),
         judged(-5.0, 0.1): ("falls, by 5 nats", "lower init_step_size"),
         judged(0.0, 0.01, is_reached=False): ("while smaller steps still paid", "time_limit"),
