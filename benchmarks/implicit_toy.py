@@ -50,10 +50,17 @@ def main() -> None:
     for directory in others:
         summary = json.loads((directory / "summary.json").read_text())
         evidence = directory / "evidence.json"
-        elbo = max(json.loads(evidence.read_text())["values"]) if evidence.is_file() else ""
+        best = max(json.loads(evidence.read_text())["values"]) if evidence.is_file() else ""
         found = row(np.concatenate(list(values(directory))), reference, in_gap)
-        rows.append([directory.name, elbo, *found, summary["seconds"]])
-    header = ["run", "best ELBO", "distance", "spread in gap", "spread outside", "seconds"]
+        rows.append([directory.name, best, *found, summary["seconds"]])
+    header = [
+        "run",
+        "best bound or estimate",
+        "distance",
+        "spread in gap",
+        "spread outside",
+        "seconds",
+    ]
     print(tabulate(rows, header, tablefmt="github", floatfmt=".3g"))
 
 
