@@ -44,7 +44,7 @@ METHODS = {
     "layerwise": (1, LAYERWISE, "--vi_ensemble_size={draws}"),
     "layerwise of 8": (8, LAYERWISE, "--vi_ensemble_size={draws}"),
     "implicit": (1, ("run_implicit.py", "--num_epochs=10000"), "--num_draws={draws}"),
-    "ensemble": (0, ("run_sgd.py",), ""),
+    "ensemble": (0, ("run_sgd.py", "--num_epochs=6000"), ""),
 }
 REFERENCE = ("run_hmc.py",)  # which goes on until it has converged
 
