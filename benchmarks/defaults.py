@@ -60,7 +60,10 @@ POSTERIORS = {
     "breast_cancer": f"--dataset_name=breast_cancer {LOGISTIC} --weight_decay=1",
     "wine": f"--dataset_name=wine {LOGISTIC} --weight_decay=0.1",
     "digits": f"--dataset_name=digits {LOGISTIC} --weight_decay=100",
-    "diabetes": "--dataset_name=diabetes --likelihood=gaussian --weight_decay=10",
+    "diabetes": (
+        "--dataset_name=diabetes --model_name=mlp_regression_small --likelihood=gaussian "
+        "--weight_decay=10"
+    ),
     "boston_0": f"--dataset_name=boston_0 {UCI} --weight_decay=30",
     "yacht_0": f"--dataset_name=yacht_0 {UCI} --weight_decay=10",
     "concrete_0": f"--dataset_name=concrete_0 {UCI} --weight_decay=10",
