@@ -29,7 +29,7 @@ from haiku_posteriors.core.trees import Params
 
 Shape = tuple[int, int]
 Initializer = Callable[[Sequence[int], Any], jax.Array]
-MLP_LIMIT = 3000  # weights up to which `automatic` takes an MLP
+MLP_LIMIT, MAX_LATENT = 3000, 50  # weights up to which `automatic` takes an MLP, and its latents
 
 
 class Generator(NamedTuple):
@@ -183,7 +183,7 @@ def automatic(shapes: Params, max_parameters: int | None = None) -> MLP | Matrix
     weights = trees.size(shapes)
     budget = max(4_000_000, 4 * weights) if max_parameters is None else max_parameters
     if weights <= MLP_LIMIT:
-        latent = min(weights, 50)
+        latent = min(weights, MAX_LATENT)
         candidates: list[MLP | Matrix] = [MLP(latent)]
         candidates += [MLP(latent, (width,)) for width in (8, 16, 32)]
     else:
