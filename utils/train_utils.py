@@ -172,6 +172,9 @@ class Run:
         self._program = chains.compile_method(method, seed, num_chains, mesh, purposes, is_finished)
         self._is_finished = jax.jit(is_finished) if is_finished else None
         self._seconds = 0.0
+        # At the end of the last steps: what the host does there is not to make a run late, which
+        # has then been told whether to draw.
+        self._seconds_of_steps = 0.0
         self._draws_expected: int | None = None  # by the checkpoint, of an earlier session
         self._last_save = time.monotonic()
         self._warned = not expects_spread
@@ -280,6 +283,7 @@ class Run:
             info = self._advance(compiled, stop, interruption)
             elapsed = time.monotonic() - started
             self._seconds += elapsed
+            self._seconds_of_steps = self._seconds
             if not self._history:
                 pace = SECONDS_PER_CALL / max(elapsed, 1e-6)
                 steps_per_call = max(1, int((self.step - first) * min(pace, 8.0)))
@@ -295,7 +299,7 @@ class Run:
 
     def _is_late(self) -> bool:
         limit = self._time_limit
-        if limit is None or not hosts.on_first(lambda: self._seconds >= limit):
+        if limit is None or not hosts.on_first(lambda: self._seconds_of_steps >= limit):
             return False
         # A session without a draw makes a step in any case, and draws there.
         return self.step > self._first_step or not hosts.share(self._store.is_empty())
@@ -450,7 +454,7 @@ class Run:
         if found is None:
             return []
         self.step, metadata, damage = found
-        self._seconds = float(metadata["seconds"])
+        self._seconds = self._seconds_of_steps = float(metadata["seconds"])
         state = hosts.share_arrays(loaded[0] if loaded else None, self.state)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
         self.state = devices.put(state, shardings)

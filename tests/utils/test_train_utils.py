@@ -242,6 +242,18 @@ def test_draws_of_a_run_that_ends_by_itself(problem):
     assert run_until(problem, 1000, num_steps=9).finish().num_updates == 9
 
 
+def test_a_run_whose_time_ends_in_an_evaluation_still_draws(problem, monkeypatch):
+    """The last steps were in time, and made no draws; what comes after them was not."""
+    run = make_run(problem, num_steps=1000, eval_freq=1, time_limit=1e5)
+
+    def slowly(info, just_collected):
+        run._seconds += 1e6
+
+    monkeypatch.setattr(run, "_evaluate", slowly)
+    result = run.finish()
+    assert run.step < 1000 and result.test_predictions.num_draws > 0
+
+
 def test_a_run_that_would_collect_nothing_is_refused(problem):
     with pytest.raises(UserError, match="No draws would be collected"):
         make_run(problem, collects=lambda epoch: epoch > 100)
