@@ -15,6 +15,8 @@ from haiku_posteriors.utils.plots.style import (
     save,
 )
 
+LEAST_KEPT = 1e-4  # share of weights; none at all has no place on a logarithmic axis
+
 
 def temperature_curves(
     path: pathlib.Path,
@@ -65,18 +67,20 @@ def part_curves(
 def pruning_curves(
     path: pathlib.Path, rows: Sequence[Mapping[str, float]], shown: Mapping[str, str]
 ) -> None:
-    """One panel a number, against the share of weights removed; the run's own is marked.
+    """One panel a number, against the share of weights kept; the run's own is marked.
+
+    On a logarithmic axis: what counts is how few will do.
 
     Args:
       path: file to write.
-      rows: `share`, `of_draws` and the numbers, by share.
+      rows: `share` (removed), `of_draws` and the numbers, by share.
       shown: labels of the numbers to draw.
     """
-    figure, axes = new_panels(len(shown), width=4.4, height=3.4, x_label="share of weights removed")
-    shares = [row["share"] for row in rows]
-    own = next(row for row in rows if row["of_draws"])
+    figure, axes = new_panels(len(shown), width=4.4, height=3.4, x_label="share of weights kept")
+    kept = [max(1 - row["share"], LEAST_KEPT) for row in rows]
+    own = next(share for share, row in zip(kept, rows, strict=True) if row["of_draws"])
     for axis, (key, label) in zip(axes, shown.items(), strict=True):
-        axis.plot(shares, [row[key] for row in rows], "o-", color=BLUE, lw=1.8, markersize=4)
-        axis.axvline(own["share"], color=GREY, linestyle="--", linewidth=1)
-        axis.set(title=f"{label}, test rows")
+        axis.plot(kept, [row[key] for row in rows], "o-", color=BLUE, lw=1.8, markersize=4)
+        axis.axvline(own, color=GREY, linestyle="--", linewidth=1)
+        axis.set(title=f"{label}, test rows", xscale="log")
     save(figure, path)

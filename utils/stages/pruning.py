@@ -16,7 +16,26 @@ from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
 NAME, PICTURE = "pruning.json", "pruning.png"
-SHARES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998)
+SHARES = (
+    0.0,
+    0.2,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.85,
+    0.9,
+    0.925,
+    0.95,
+    0.97,
+    0.98,
+    0.99,
+    0.995,
+    0.998,
+    0.999,
+    0.9995,
+)
 NUM_DRAWS = 50
 
 
