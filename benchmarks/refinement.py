@@ -38,12 +38,13 @@ from haiku_posteriors.utils.stages import refine
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
 LAYERWISE = ("run_vi.py", "--vi_family=layerwise", "--num_evidence_draws=100")
+IMPLICIT = ("run_implicit.py", "--objective=linearised", "--num_epochs=10000")
 # A line is a method: the members of one repeat (0 for as many as draws), the script, its flags.
 METHODS = {
     "mean-field": (1, ("run_vi.py", "--num_evidence_draws=200"), "--vi_ensemble_size={draws}"),
     "layerwise": (1, LAYERWISE, "--vi_ensemble_size={draws}"),
     "layerwise of 8": (8, LAYERWISE, "--vi_ensemble_size={draws}"),
-    "implicit": (1, ("run_implicit.py", "--num_epochs=10000"), "--num_draws={draws}"),
+    "implicit": (1, IMPLICIT, "--num_draws={draws}"),
     "ensemble": (0, ("run_sgd.py", "--num_epochs=6000"), ""),
 }
 REFERENCE = ("run_hmc.py",)  # which goes on until it has converged

@@ -19,7 +19,7 @@ FITS = {
     "flows": (run_vi, "--vi_family=mnf --num_epochs=3000 --num_evidence_draws=200"),
     "layerwise": (run_vi, "--vi_family=layerwise --num_members=2 --pretrain_starts=10"),
     "annealed": (run_vi, "--vi_family=layerwise --anneal_steps=16 --pretrain_starts=10"),
-    "implicit": (run_implicit, "--num_epochs=3000 --pretrain_starts=2"),
+    "implicit": (run_implicit, "--objective=linearised --num_epochs=3000 --pretrain_starts=2"),
     "hierarchical": (
         run_implicit,
         "--objective=hierarchical --num_epochs=2000 --pretrain_starts=2",
