@@ -255,8 +255,8 @@ def default_estimator(generator: Generator) -> str:
 def default_entropy(generator: Generator) -> str:
     """Of training that is to end by itself: a bound wherever the reverse model can be good.
 
-    The linearised entropy bounds nothing: where g may fold, training gains by folds for ever, and q
-    leaves the posterior meanwhile (docs/verdicts.md). For large latents the encoder of the bound
+    The linearised entropy bounds nothing: where g may fold, training gains by folds for ever while
+    the bound of the same q falls (docs/implicit.md). For large latents the encoder of the bound
     knows no correlations of z given w, which costs an unknown number of nats: linearised there.
     """
     return "hierarchical" if generator.latent_size <= encoders.LAPLACE_LIMIT else "linearised"
