@@ -35,6 +35,7 @@ def folder(tmp_path, monkeypatch):
         csv.writer(file).writerows([["age", "rooms", "colour", "price"], *rows])
     monkeypatch.setattr(plans, "TRANSITIONS", 12)
     monkeypatch.setattr(settings, "MAX_UPDATES", 12)
+    monkeypatch.setattr(settings, "MAX_CHAIN_UPDATES", settings.BURN_IN_UPDATES + 12)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
