@@ -59,6 +59,8 @@ LONG_FILES = (
     "test_scripts.py",
     "test_contract.py",
     "test_sklearn.py",
+    "test_train_utils.py",
+    "test_sgmcmc.py",
     "test_implicit_vi.py",
     "test_jacobian.py",
     "test_predict.py",

@@ -81,6 +81,7 @@ def test_diabetes(folder):
     assert scope["mean"].shape == (92,) and scope["interval"].shape == (2, 92)
 
 
+@pytest.mark.slow  # the burn-in of a chain of SGMCMC
 def test_a_uci_set(folder, shared_data):
     scope = run(EXAMPLES[4].replace("path/to/data", str(shared_data)))
     assert scope["samples"].shape == (len(scope["boston"].x_test), 100)
