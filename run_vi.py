@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from haiku_posteriors.core import dropout, gaussian_dropout, kl_weights, sgd, trees, vi
+from haiku_posteriors.core import dropout, gaussian_dropout, sgd, trees
 from haiku_posteriors.core.densities import BoundedFamily, Family, Posterior
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import loo
-from haiku_posteriors.core.layerwise import posteriors
 from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import (
@@ -34,12 +33,13 @@ from haiku_posteriors.utils import (
     tasks,
     training_runs,
 )
-from haiku_posteriors.utils.cmd_args_utils import BY_DATA, Flag
+from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import training
 from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.stages import (
     anneal,
     bound,
+    family_flags,
     layerwise,
     local_scales,
     pruning,
@@ -49,167 +49,12 @@ from haiku_posteriors.utils.stages import (
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
-METHODS = ("vi", "mc_dropout", "gaussian_dropout", "map")
-VI_FAMILIES = ("mean_field", "low_rank", "mnf", "layerwise")
 FLAGS = (
-    Flag("method", "enum", "vi", "What to fit.", choices=METHODS),
+    Flag("method", "enum", "vi", "What to fit.", choices=family_flags.METHODS),
     Flag("vi_ensemble_size", "integer", 20, "Draws to predict with.", lower_bound=1),
     Flag("num_members", "integer", 1, "Approximations from different starts.", lower_bound=1),
     Flag("mean_init_checkpoint", "path", None, "The same as init_checkpoint."),
 )
-# Flags that one method or family alone reads: given to another, they would do nothing without a
-# word.
-VI_FLAGS = (
-    Flag(
-        "vi_family",
-        "enum",
-        "mean_field",
-        "Independent weights, a Gaussian of low rank plus a diagonal, weights times latents of a "
-        "normalising flow, or layers that are drawn given the layers before.",
-        choices=VI_FAMILIES,
-    ),
-    Flag("vi_sigma_init", "float", None, "Standard deviation of q at the start.", BY_DATA, above=0),
-    Flag("vi_num_samples", "integer", None, "Draws of q per minibatch.", BY_DATA, lower_bound=1),
-    Flag(
-        "num_evidence_draws",
-        "integer",
-        None,
-        "Draws for the final ELBO on all data; 0 for none.",
-        "200 for small networks, 0 for mean-field VI and large ones",
-        lower_bound=0,
-    ),
-    Flag(
-        "anneal_steps",
-        "integer",
-        0,
-        "Annealed Hamiltonian steps of every draw, with learned sizes; they tighten the bound.",
-        lower_bound=0,
-    ),
-    Flag(
-        "member_weights",
-        "enum",
-        "even",
-        "How the members are mixed in the draws.",
-        choices=bound.WEIGHTS,
-    ),
-)
-GAUSSIAN_FLAGS = (
-    Flag(
-        "vi_estimator",
-        "enum",
-        None,
-        "How draws of q enter the gradient.",
-        BY_DATA,
-        choices=vi.ESTIMATORS,
-    ),
-    Flag(
-        "warm_start_epochs",
-        "integer",
-        None,
-        "Epochs of Adam, at most, that train a network to begin at; its curvature gives the first "
-        "standard deviations. 0 for none.",
-        "some 5,000 updates; none where num_epochs is given",
-        lower_bound=0,
-    ),
-)
-MEAN_FIELD_FLAGS = (
-    Flag("kl", "enum", "reverse", "KL(q || prior), or KL(prior || q).", choices=vi.KL_DIRECTIONS),
-    Flag(
-        "kl_weight",
-        "string",
-        "1",
-        f"Factor of the KL: a number, or one of {', '.join(kl_weights.KL_WEIGHTS)}.",
-    ),
-    Flag(
-        "kl_warmup_epochs",
-        "float",
-        None,
-        "Epochs over which the KL's factor grows to its full value.",
-        "0",
-        lower_bound=0,
-    ),
-    Flag(
-        "learn_prior_scale",
-        "enum",
-        "None",
-        "Empirical Bayes: what shares a learned factor on the prior's scale.",
-        choices=("None", *vi.PRIOR_SCALES),
-    ),
-)
-LOW_RANK_FLAGS = (
-    Flag(
-        "vi_rank",
-        "integer",
-        None,
-        "Rank of the covariance beside its diagonal.",
-        "10, or all weights if there are fewer",
-        lower_bound=1,
-    ),
-)
-FLOW_FLAGS = (
-    Flag("flow_couplings", "integer", 2, "Coupling layers of every layer's flow.", lower_bound=1),
-    Flag("flow_hidden_size", "integer", 32, "Hidden units of a coupling layer.", lower_bound=1),
-)
-LAYERWISE_FLAGS = (
-    Flag(
-        "num_inducing",
-        "integer",
-        None,
-        "Inducing inputs, which start as rows of the data.",
-        "100, or all rows if there are fewer",
-        lower_bound=1,
-    ),
-    Flag(
-        "inducing",
-        "enum",
-        None,
-        "Learned inducing inputs, or rows of each minibatch.",
-        BY_DATA,
-        choices=posteriors.INDUCING,
-    ),
-    Flag(
-        "layerwise_precision",
-        "enum",
-        None,
-        "Precisions of pseudo-outputs: by row and unit, a_row b_unit, or by row alone.",
-        BY_DATA,
-        choices=posteriors.PRECISIONS,
-    ),
-    Flag(
-        "inducing_positions",
-        "integer",
-        8,
-        "Positions of an inducing image, at most, at which a convolution is regressed.",
-        lower_bound=1,
-    ),
-    *cmd_args_utils.PRETRAINING,
-)
-DROPOUT_FLAGS = (
-    Flag(
-        "dropout_rate",
-        "float",
-        0.1,
-        "Probability that a channel is dropped.",
-        lower_bound=0,
-        below=1,
-    ),
-)
-GAUSSIAN_DROPOUT_FLAGS = (
-    Flag(
-        "dropout_prior",
-        "enum",
-        "log_uniform",
-        "Prior of the weights, or one normal for each, learned.",
-        choices=gaussian_dropout.PRIORS,
-    ),
-    Flag(
-        "prune_above",
-        "float",
-        gaussian_dropout.PRUNE_ABOVE,
-        "Logarithm of noise over signal, alpha, beyond which a weight is removed from draws.",
-    ),
-)
-SHARED_WITH_DROPOUT = ("vi_sigma_init", "vi_num_samples", "vi_estimator", "warm_start_epochs")
 OBJECTIVES = {
     # Its prior is not the log-joint's: no bound of that one's evidence.
     "gaussian_dropout": training.ELBO._replace(name="objective"),
@@ -222,14 +67,7 @@ GROUPS = {
     **cmd_args_utils.PROBLEM,
     "Training": cmd_args_utils.OPTIMIZER,
     "Approximation": FLAGS,
-    "VI": VI_FLAGS,
-    "Gaussian VI": GAUSSIAN_FLAGS,
-    "Mean-field VI": MEAN_FIELD_FLAGS,
-    "Low-rank VI": LOW_RANK_FLAGS,
-    "Multiplicative flows": FLOW_FLAGS,
-    "Layerwise VI": LAYERWISE_FLAGS,
-    "MC dropout": DROPOUT_FLAGS,
-    "Gaussian dropout": GAUSSIAN_DROPOUT_FLAGS,
+    **family_flags.GROUPS,
     "Refinement": cmd_args_utils.REFINEMENT,
 }
 SMALL = 3000  # parameters up to which the ELBO is evaluated at the end
@@ -263,37 +101,6 @@ def make_method(task: Task) -> tuple[Method, BoundedFamily | None]:
         )
         return method, None
     return variational.make_method(task)
-
-
-def refuse_flags_of_other_methods(settings: Settings) -> None:
-    """Refuses what the chosen method or family would not read."""
-    for method, families, flags in (
-        ("vi", VI_FAMILIES, VI_FLAGS),
-        ("vi", ("mean_field", "low_rank", "mnf"), GAUSSIAN_FLAGS),
-        ("vi", ("mean_field",), MEAN_FIELD_FLAGS),
-        ("vi", ("low_rank",), LOW_RANK_FLAGS),
-        ("vi", ("mnf",), FLOW_FLAGS),
-        ("vi", ("layerwise",), LAYERWISE_FLAGS),
-        ("mc_dropout", VI_FAMILIES, DROPOUT_FLAGS),
-        ("gaussian_dropout", VI_FAMILIES, GAUSSIAN_DROPOUT_FLAGS),
-    ):
-        given = [flag.name for flag in flags if settings.was_given(flag.name)]
-        if settings.method == "gaussian_dropout":
-            given = [name for name in given if name not in SHARED_WITH_DROPOUT]
-        if given and method != settings.method:
-            raise UserError(f"{given[0]} is for --method={method}, not {settings.method}.")
-        if given and settings.vi_family not in families:
-            raise UserError(
-                f"{given[0]} is for --vi_family={' or '.join(families)}, not {settings.vi_family}."
-            )
-    if settings.prior_from and settings.method == "gaussian_dropout":
-        raise UserError("Gaussian dropout brings a prior of its own: it takes no prior_from.")
-    if settings.prior_from and (settings.kl == "forward" or settings.learn_prior_scale != "None"):
-        raise UserError(
-            "prior_from leaves the prior as it is: with kl=reverse, and nothing learned."
-        )
-    if settings.mean_init_checkpoint and settings.init_checkpoint:
-        raise UserError("Give mean_init_checkpoint or init_checkpoint, not both.")
 
 
 def complete(task: Task) -> Task:
@@ -344,7 +151,7 @@ def final_draws(
 
 def run(settings: Settings) -> None:
     """Fits the members and leaves the run in its folder."""
-    refuse_flags_of_other_methods(settings)
+    family_flags.refuse(settings)
     anneal.check(settings)
     settings = variational.begin(settings)
     is_layerwise = settings.method == "vi" and settings.vi_family == "layerwise"
