@@ -261,7 +261,9 @@ def test_singular_value_when_converged(name):
         assert float(result.value) == pytest.approx(expected, rel=1e-4, abs=1e-4)
         assert float(result.lower) <= expected + 1e-12
         assert float(result.value) <= numpy_value(matrix, scale) + 1e-4
-        assert float(result.smallest_singular_value) >= values[-1] - np.finfo(float).eps * values[0]
+        # Rounding errors of a singular value are a few units in the last place of the largest.
+        rounding = 10 * np.finfo(float).eps * values[0]
+        assert float(result.smallest_singular_value) >= values[-1] - rounding
 
 
 @pytest.mark.parametrize("iterations", [3, 20])
