@@ -67,6 +67,7 @@ def run(settings: Settings) -> None:
             seed=settings.seed,
             num_burn_in=settings.num_burn_in_iterations,
             num_iterations=settings.bias_iterations,
+            max_seconds=chain_runs.seconds_left(task, result),
             **limits,
         )
 

@@ -1,5 +1,6 @@
 """What scripts of Markov chains share: from a method to judged chains in their folder."""
 
+import math
 from collections.abc import Callable
 
 from haiku_posteriors.core import trajectories
@@ -14,11 +15,21 @@ from haiku_posteriors.utils.stages import warm_start
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
 
+# Of a time limit, what is kept for the estimate of bias where there is one: draws whose bias is not
+# known are not judged.
+PART_FOR_BIAS = 0.2
+
 
 def trajectory_length(task: Task) -> float:
     """The given one, or the default of HMC."""
     given = task.settings.trajectory_len
     return trajectories.default_length(task.log_joint) if given is None else given
+
+
+def seconds_left(task: Task, result: RunResult) -> float:
+    """What the chains have left of a time limit; infinity without one."""
+    limit = task.settings.time_limit
+    return math.inf if limit is None else max(60 * limit - result.seconds, 0.0)
 
 
 def run_chains(
@@ -52,12 +63,15 @@ def run_chains(
         task,
         directory,
         method,
+        part_of_time=1 - PART_FOR_BIAS if estimate_bias and settings.bias_iterations else 1.0,
         num_chains=settings.num_chains,
         num_steps=settings.num_iterations,
         initial_params=starts,
         collects=lambda done: done > burn_in and (done - burn_in) % thinning == 0,
         keep_history=True,
-        enough=rules.enough() if settings.until_converged else None,
+        enough=(
+            rules.enough(settings.num_iterations - burn_in) if settings.until_converged else None
+        ),
         ticker=ticker,
         unit="iteration",
         judge=lambda directory, result: chain_diagnostics.report_chains(

@@ -245,6 +245,7 @@ def execute(
     change_draws: Callable[..., Any] | None = None,
     judge: Callable[[pathlib.Path, RunResult], None] | None = None,
     taught: Dataset | None = None,
+    part_of_time: float = 1.0,
     **loop: Any,
 ) -> None:
     """Runs a method to its end in an open folder, and leaves everything there.
@@ -258,6 +259,7 @@ def execute(
       judge: says of the result what is to be said of this method's.
       taught: what the method is given in place of the task's data, with the same test rows; the
         folder is of the task's data all the same.
+      part_of_time: of a time limit, what the loop may take.
       **loop: further arguments of `Run`.
     """
     settings, dataset = task.settings, task.dataset
@@ -286,7 +288,7 @@ def execute(
         save_freq=settings.save_freq,
         directory=directory,
         tabulate_freq=settings.tabulate_freq,
-        time_limit=None if settings.time_limit is None else 60 * settings.time_limit,
+        time_limit=None if settings.time_limit is None else 60 * part_of_time * settings.time_limit,
         **loop,
     )
     result = run.finish(change_draws)

@@ -40,17 +40,24 @@ class DivergedError(ArithmeticError):
     """The run met a number that is not finite; the last good state is kept."""
 
 
+class Answer(NamedTuple):
+    """Whether a sampler has drawn enough, and a sentence on how far it has come."""
+
+    is_enough: bool
+    sentence: str = ""
+
+
 class Enough(NamedTuple):
     """When a sampler has drawn enough.
 
     Attributes:
       is_asked: steps done -> whether to ask after that step.
-      is_enough: (predictions of all draws so far, history so far (chains, steps)) -> the answer,
+      answer: (predictions of all draws so far, history so far (chains, steps)) -> the answer,
         which depends on what is on disk alone: a resumed run ends where an uninterrupted one does.
     """
 
     is_asked: Callable[[int], bool]
-    is_enough: Callable[[Predictions, dict[str, np.ndarray]], bool]
+    answer: Callable[[Predictions, dict[str, np.ndarray]], Answer]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +326,10 @@ class Run:
         predictions = self._collection.predictions()
         assert self._enough and predictions is not None
         history = {} if self._history is None else _stack(self._history.rows)
-        return bool(self._enough.is_enough(predictions, history))
+        answer = self._enough.answer(predictions, history)
+        if answer.sentence:
+            self.log.say(answer.sentence)
+        return answer.is_enough
 
     def _compile(self) -> jax.stages.Compiled:
         """The program of the steps for these shapes and no others: it cannot compile again."""

@@ -16,7 +16,7 @@ from haiku_posteriors.core.priors import make_prior
 from haiku_posteriors.utils import checkpoint_utils, data_utils, draws, models
 from haiku_posteriors.utils.files import read_rows
 from haiku_posteriors.utils.logging_utils import RunLog
-from haiku_posteriors.utils.train_utils import DivergedError, Enough, Run
+from haiku_posteriors.utils.train_utils import Answer, DivergedError, Enough, Run
 
 EPOCHS = 8
 
@@ -330,14 +330,14 @@ def test_a_run_ends_when_it_has_enough_also_when_it_is_resumed(problem, tmp_path
     """Asked at steps 4 and 6 alone, with the draws and the history up to there."""
     asked = []
 
-    def is_enough(predictions, history):
+    def answer(predictions, history):
         asked.append((predictions.outputs.shape[1], history["count"].shape))
-        return bool(np.all(history["count"][:, -1] >= 6))
+        return Answer(bool(np.all(history["count"][:, -1] >= 6)), "So far, so good.")
 
     settings = {
         "collects": lambda step: step >= 3,
         "keep_history": True,
-        "enough": Enough(lambda step: step in (4, 6), is_enough),
+        "enough": Enough(lambda step: step in (4, 6), answer),
     }
     run = run_until(problem, 50, tmp_path, **settings)
     whole = run.finish()

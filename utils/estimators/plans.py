@@ -71,7 +71,7 @@ def _chains(
         num_steps,
         collects=collects,
         keep_history=True,
-        enough=rules.enough() if ends_by_itself else None,
+        enough=rules.enough(num_steps - burn_in) if ends_by_itself else None,
         warm_start_epochs=warm_start_epochs,
         diagnose=lambda result: _diagnose_chains(result, rules),
     )

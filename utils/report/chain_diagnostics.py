@@ -14,7 +14,7 @@ from haiku_posteriors.core.judging.temperatures import Measured
 from haiku_posteriors.utils.files import read_rows, write_json
 from haiku_posteriors.utils.plots import curves
 from haiku_posteriors.utils.report import verdicts
-from haiku_posteriors.utils.train_utils import Enough, RunResult
+from haiku_posteriors.utils.train_utils import Answer, Enough, RunResult
 
 # Diagnosing every prediction or weight of a large problem would take longer than it tells.
 PREDICTIONS_DIAGNOSED = 500
@@ -22,6 +22,9 @@ PARAMETERS_DIAGNOSED = 1000
 # Draws of each chain after which a run that ends by itself is judged: a look costs a second.
 FIRST_LOOK, LOOK_EVERY = 400, 200
 LAST_LOOK_IF_SPOILT = 800  # by divergences or lost chains, which more draws do not undo
+# From so many draws on, a run ends that would need more than twice those it may take. While chains
+# do not agree their effective sample size hardly grows, so that this pace is a hopeful one.
+FIRST_LOOK_AT_PACE, HOPELESS = 1000, 2.0
 
 
 def chosen_predictions(outputs: np.ndarray) -> np.ndarray:
@@ -96,22 +99,33 @@ class ChainRules(NamedTuple):
             ),
         )
 
-    def enough(self) -> Enough:
-        """Ends a run when the verdict is converged, or cannot become so by more draws."""
+    def enough(self, most_transitions: int) -> Enough:
+        """Ends a run when the verdict is converged, or cannot become so by more draws.
+
+        Args:
+          most_transitions: that the run may make after burn-in.
+        """
 
         def is_asked(num_done: int) -> bool:
             after = num_done - self.num_burn_in
             return after >= FIRST_LOOK and after % LOOK_EVERY == 0
 
-        def is_enough(predictions: Predictions, history: dict[str, np.ndarray]) -> bool:
+        def answer(predictions: Predictions, history: dict[str, np.ndarray]) -> Answer:
             counted = self.after_burn_in(history)
-            spoilt = counted["divergent"].any() or len(self.lost(counted))
-            if spoilt:
-                return counted["divergent"].shape[1] >= LAST_LOOK_IF_SPOILT
+            num_done, num_divergent = counted["divergent"].shape[1], counted["divergent"].sum()
             convergence = diagnostics.convergence(chosen_predictions(predictions.outputs))
-            return self.verdict(convergence, counted).converged
+            sentence = _how_far(convergence, num_done, predictions.num_chains)
+            if num_divergent or len(self.lost(counted)):
+                sentence += f" {num_divergent:.0f} divergences, which more draws do not undo."
+                return Answer(num_done >= LAST_LOOK_IF_SPOILT, sentence)
+            if self.verdict(convergence, counted).converged:
+                return Answer(True, sentence)
+            needed = transitions_needed(convergence, num_done, predictions.num_chains)
+            if num_done < FIRST_LOOK_AT_PACE or needed < HOPELESS * most_transitions:
+                return Answer(False, sentence)
+            return Answer(True, f"{sentence} {most_transitions} will not do: this is the end.")
 
-        return Enough(is_asked, is_enough)
+        return Enough(is_asked, answer)
 
 
 def report_chains(
@@ -149,6 +163,15 @@ def report_chains(
         notes.append(
             f"Momenta had heavy tails ({1 / weight:.3g} degrees of freedom), since the log-joint "
             "varies more than Gaussian ones can follow."
+        )
+    num_done = history["accepted"].shape[1]
+    needed = transitions_needed(predictions, num_done, len(acceptance))
+    if needed > num_done:
+        hours = result.seconds / 3600 * needed / result.history["accepted"].shape[1]
+        notes.append(
+            "At this pace effective sample sizes suffice after some "
+            f"{float(f'{needed:.2g}'):,.0f} transitions of each chain, {hours:.2g} hours "
+            "(num_iterations); while R-hat is large, after more."
         )
     if not rules.adjusted:
         further["energy_variance"] = history["energy_variance"].mean(axis=1).tolist()
@@ -225,11 +248,31 @@ def enough_draws(num_burn_in: int, period: int) -> Enough:
         draws, rest = divmod(num_done - num_burn_in, period)
         return rest == 0 and draws >= FIRST_LOOK and draws % _look_period(draws) == 0
 
-    def is_enough(predictions: Predictions, history: dict[str, np.ndarray]) -> bool:
+    def answer(predictions: Predictions, history: dict[str, np.ndarray]) -> Answer:
         convergence = diagnostics.convergence(chosen_predictions(predictions.outputs))
-        return _sampler_verdict(convergence, predictions.num_chains).converged
+        num_draws, num_chains = predictions.outputs.shape[1], predictions.num_chains
+        sentence = _how_far(convergence, num_draws, num_chains)
+        return Answer(_sampler_verdict(convergence, num_chains).converged, sentence)
 
-    return Enough(is_asked, is_enough)
+    return Enough(is_asked, answer)
+
+
+def transitions_needed(predictions: Convergence, num_done: int, num_chains: int) -> float:
+    """After how many the least effective sample size suffices, if it grows as it has."""
+    found = _summary(predictions)
+    least = min(found["smallest_bulk_ess"], found["smallest_tail_ess"])
+    return num_done * diagnostics.MIN_ESS_PER_CHAIN * num_chains / least
+
+
+def _how_far(predictions: Convergence, num_draws: int, num_chains: int) -> str:
+    """A sentence on how far chains are from agreeing, for whoever waits."""
+    found = _summary(predictions)
+    least = min(found["smallest_bulk_ess"], found["smallest_tail_ess"])
+    return (
+        f"{num_draws} draws a chain: largest R-hat of predictions {found['largest_rhat']:.3f} "
+        f"(median {found['median_rhat']:.3f}), least effective sample size {least:.0f} of "
+        f"{diagnostics.MIN_ESS_PER_CHAIN * num_chains}."
+    )
 
 
 def _look_period(num_draws: int) -> int:

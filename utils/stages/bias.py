@@ -2,11 +2,13 @@
 
 They start at kept draws, spread over chains and time, and run side by side. In the first half of
 their transitions they relax, and share a step size that is adapted to their acceptance; what they
-do in the second half, with all frozen, is compared with all draws of the run.
+do in the second half, with all frozen, is compared with all draws of the run. Where time is
+limited, either half ends with its half of the time.
 """
 
 import functools
 import math
+import time
 from collections.abc import Callable
 
 import jax
@@ -26,8 +28,10 @@ from haiku_posteriors.utils.train_utils import RunResult
 NUM_STARTS = 32  # of all chains together, but at least two of each
 PREDICTIONS_COMPARED = 300
 TARGET_ACCEPT = 0.8
+MIN_COMPARED = 4  # transitions; after fewer of them a limit of time has left nothing to say
 REMEDY = "Lower energy_variance, or use adjusted transitions (--adjusted)."
 UNKNOWN = "The bias of the unadjusted steps is not known: "
+NO_TIME = "time_limit left too little time for its estimate. Raise it, and go on."
 
 
 def estimate(
@@ -40,6 +44,7 @@ def estimate(
     num_iterations: int,
     trajectory_length: float,
     max_num_leapfrog_steps: int = 10_000,
+    max_seconds: float = math.inf,
     say: Callable[[str], None] = print,
 ) -> BiasReport:
     """Estimates the bias of a finished run of unadjusted MCLMC.
@@ -52,6 +57,7 @@ def estimate(
       num_burn_in: transitions of it that do not count.
       num_iterations: adjusted transitions of each start, of which half relax; 0 for no estimate.
       trajectory_length, max_num_leapfrog_steps: as in the run.
+      max_seconds: see `go_on_exactly`.
       say: where progress goes.
     """
     before = _quantities(result, num_burn_in)
@@ -78,6 +84,7 @@ def estimate(
         trajectory_length=min(trajectory_length, size * max_num_leapfrog_steps / 2),
         max_num_leapfrog_steps=max_num_leapfrog_steps,
         remedy=REMEDY,
+        max_seconds=max_seconds,
         say=say,
     )
 
@@ -96,6 +103,7 @@ def go_on_exactly(
     trajectory_length: float,
     max_num_leapfrog_steps: int,
     remedy: str,
+    max_seconds: float = math.inf,
     say: Callable[[str], None] = print,
 ) -> BiasReport:
     """What adjusted transitions change in quantities of draws, from some of these.
@@ -113,8 +121,13 @@ def go_on_exactly(
       num_iterations: adjusted transitions of each start, of which half relax.
       trajectory_length, max_num_leapfrog_steps: of a transition.
       remedy: a sentence on what to change if there is a bias.
+      max_seconds: after which it ends, with what it has; looked at between transitions, the
+        seconds it takes to compile included.
       say: where progress goes.
     """
+    if max_seconds <= 0:
+        return BiasReport({}, [UNKNOWN + NO_TIME], [])
+    started = time.monotonic()
     num_chains, per_chain = jax.tree.leaves(starts)[0].shape[:2]
     starts = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), starts)
     method = (build or functools.partial(mclmc.mclmc, log_joint))(
@@ -137,10 +150,15 @@ def go_on_exactly(
 
     # Chains stand at their draws: no key is used.
     sample = jax.vmap(lambda chain: method.sample(jax.random.key(0), chain, 1))
-    num_relaxing = num_iterations // 2
     after: dict[str, list[np.ndarray]] = {name: [] for name in before}
     infos = []
+    num_relaxing = num_iterations // 2
     for iteration in range(num_iterations):
+        seconds = time.monotonic() - started
+        if seconds >= max_seconds:
+            break
+        if iteration < num_relaxing and seconds >= max_seconds / 2:
+            num_relaxing = iteration
         state, info, *_ = program.run(state, data, iteration, iteration + 1)
         infos.append(devices.to_host(info))
         acceptance = float(np.mean(infos[-1]["acceptance_probability"]))
@@ -162,12 +180,20 @@ def go_on_exactly(
                 f"Bias: adjusted transition {iteration + 1}/{num_iterations} of {total} draws, "
                 f"acceptance {acceptance:.2f}."
             )
+    if len(infos) < num_iterations and len(infos) - num_relaxing < MIN_COMPARED:
+        return BiasReport({}, [UNKNOWN + NO_TIME], [], num_gradients=_gradients(infos))
     shifts = {}
     for name, values in before.items():
         columns = _columns(values)
         continued = np.stack(after[name], axis=2)[..., columns]
         shifts[name] = bias.shift(values[..., columns], continued)
-    return _report(shifts, infos[num_relaxing:], before["predictions"], _gradients(infos), remedy)
+    report = _report(shifts, infos[num_relaxing:], before["predictions"], _gradients(infos), remedy)
+    if len(infos) < num_iterations:
+        report.notes.append(
+            f"time_limit ended the estimate of bias after {len(infos)} of {num_iterations} "
+            "adjusted transitions: its errors are larger, and a part of a bias may not show."
+        )
+    return report
 
 
 def _with_longer_steps(state: State, factor: float) -> State:

@@ -28,8 +28,13 @@ def chains(num_draws, shift=0.0, num_divergent=0):
     return Predictions("regression", outputs), history
 
 
+def answer(*arguments, most_transitions=8000, **settings):
+    enough = ChainRules(BURN_IN, length=1.0).enough(most_transitions)
+    return enough.answer(*chains(*arguments, **settings))
+
+
 def is_enough(*arguments, **settings):
-    return ChainRules(BURN_IN, length=1.0).enough().is_enough(*chains(*arguments, **settings))
+    return answer(*arguments, **settings).is_enough
 
 
 def test_good_chains_are_enough_and_others_go_on():
@@ -43,8 +48,23 @@ def test_a_spoilt_run_does_not_go_on_for_ever():
     assert is_enough(800, num_divergent=1)
 
 
+def test_a_run_that_cannot_arrive_ends_and_says_so():
+    """Its effective sample size is some 4 of 400: it would take 100 times its 1,000 draws."""
+    assert not is_enough(800, shift=6.0)
+    found = answer(1000, shift=6.0)
+    assert found.is_enough and "8000 will not do" in found.sentence
+    assert not is_enough(1000, shift=6.0, most_transitions=10**6)
+
+
+def test_whoever_waits_is_told_how_far_it_is():
+    sentence = answer(400, shift=6.0).sentence
+    assert sentence.startswith("400 draws a chain: largest R-hat of predictions ")
+    assert sentence.endswith(" of 400.")
+    assert "1 divergences, which more draws do not undo" in answer(400, num_divergent=1).sentence
+
+
 def test_when_it_is_asked():
-    is_asked = ChainRules(BURN_IN, length=1.0).enough().is_asked
+    is_asked = ChainRules(BURN_IN, length=1.0).enough(8000).is_asked
     assert [done for done in range(1, 1060) if is_asked(done)] == [450, 650, 850, 1050]
 
 

@@ -1,6 +1,8 @@
 """The estimate of bias at the end of a run: a large step is seen, a small one passes."""
 
 import functools
+import itertools
+import math
 
 import haiku as hk
 import numpy as np
@@ -45,7 +47,7 @@ def finished_run(**settings):
     return run.finish()
 
 
-def estimate(num_iterations=40, **settings):
+def estimate(num_iterations=40, max_seconds=math.inf, **settings):
     said = []
     report = bias.estimate(
         LOG_JOINT,
@@ -55,6 +57,7 @@ def estimate(num_iterations=40, **settings):
         num_burn_in=100,
         num_iterations=num_iterations,
         trajectory_length=default_length(LOG_JOINT),
+        max_seconds=max_seconds,
         say=said.append,
     )
     return report, said
@@ -80,3 +83,20 @@ def test_chains_that_stand_still_are_a_problem():
 def test_no_estimate_is_a_note():
     report, said = estimate(num_iterations=0, energy_variance=0.2)
     assert not said and not report.problems and "not known" in report.notes[0]
+
+
+def test_a_limit_of_time_ends_it_with_what_it_has(monkeypatch):
+    """By a clock that goes on by a second at each look: ten relax, and ten are compared."""
+    finished_run(energy_variance=1e-4)
+    monkeypatch.setattr(bias.time, "monotonic", itertools.count(step=1.0).__next__)
+    report, said = estimate(max_seconds=20.0, energy_variance=1e-4)
+    assert len(said) == 1 and not report.problems and report.shifts
+    assert any("after 19 of 40 adjusted transitions" in note for note in report.notes)
+    monkeypatch.setattr(bias.time, "monotonic", itertools.count(step=1.0).__next__)
+    report, _ = estimate(max_seconds=6.0, energy_variance=1e-4)
+    assert not report.shifts and "time_limit left too little time" in report.problems[0]
+
+
+def test_without_time_it_does_not_begin():
+    report, said = estimate(max_seconds=0.0, energy_variance=1e-4)
+    assert not said and report.num_gradients == 0 and "time_limit" in report.problems[0]
