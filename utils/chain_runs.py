@@ -11,6 +11,7 @@ from haiku_posteriors.utils import tasks
 from haiku_posteriors.utils.logging_utils import Ticker
 from haiku_posteriors.utils.report import chain_diagnostics
 from haiku_posteriors.utils.report.chain_diagnostics import ChainRules
+from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.stages import warm_start
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import RunResult
@@ -24,6 +25,22 @@ def trajectory_length(task: Task) -> float:
     """The given one, or the default of HMC."""
     given = task.settings.trajectory_len
     return trajectories.default_length(task.log_joint) if given is None else given
+
+
+def remedies(settings: Settings) -> tuple[str, ...]:
+    """What a run with these settings does without, of what helps chains most."""
+    found = []
+    if not settings.warm_start_epochs and settings.init_checkpoint is None:
+        found.append("Start from trained networks (warm_start_epochs)")
+    is_given = settings.step_size is not None
+    if is_given:
+        found.append("Adapt the step (give no step_size, but num_burn_in_iterations)")
+    jitter = settings.values.get("trajectory_jitter")
+    if jitter == 0 or (jitter is None and is_given and "trajectory_jitter" in settings.values):
+        found.append("Vary the lengths of trajectories (trajectory_jitter=0.5)")
+    if settings.values.get("adapt_mass_matrix") is False:
+        found.append("Adapt the masses (adapt_mass_matrix)")
+    return tuple(found)
 
 
 def seconds_left(task: Task, result: RunResult) -> float:
@@ -56,7 +73,7 @@ def run_chains(
             f"No draws would be collected in {settings.num_iterations} iterations, {burn_in} of "
             "them burn-in; run longer."
         )
-    rules = ChainRules(burn_in, trajectory_length(task), adjusted)
+    rules = ChainRules(burn_in, trajectory_length(task), adjusted, remedies(settings))
     directory = tasks.open_folder(task)
     starts = warm_start.train_starts(task, directory, given, settings.num_chains)
     tasks.execute(

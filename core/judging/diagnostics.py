@@ -35,6 +35,10 @@ MIN_ENERGY_BFMI = 0.3
 ACCEPTANCE_RANGE = (0.4, 0.99)
 # A chain whose transitions are shorter than this part of their intended length stands still.
 MIN_REACH = 1e-3
+MORE_DRAWS = (
+    "Burn in longer, draw more, or lengthen the trajectory; where chains stay apart, compare with "
+    "the populations of run_smc.py"
+)
 
 
 class Convergence(NamedTuple):
@@ -179,8 +183,7 @@ def verdict(
     log_joint: Convergence | None = None,
     lost: ArrayLike = (),
     smaller_steps: str = "lower step_size, or raise target_accept",
-    more_draws: str = "Burn in longer, draw more, or lengthen the trajectory; where chains stay "
-    "apart, compare with the populations of run_smc.py",
+    more_draws: str = MORE_DRAWS,
 ) -> Verdict:
     """Whether chains can serve as a reference, and if not, what to change.
 
@@ -207,7 +210,7 @@ def verdict(
         problems.append(
             f"Of {num_chains} chains these stand still: {', '.join(map(str, lost))}. They accepted "
             "nothing, or were tuned to a step of practically 0; their draws are one point each and "
-            "no sample. Start from trained networks (init_checkpoint), or burn in longer."
+            "no sample. Start from trained networks (warm_start_epochs), or burn in longer."
         )
     judged = np.isfinite(predictions.bulk_ess) & ~np.isnan(predictions.rhat)
     if not judged.any():
@@ -226,7 +229,7 @@ def verdict(
         problems.append(
             f"R-hat of the log-joint is {np.max(log_joint.rhat):.3f} (limit {LARGEST_RHAT_LIMIT}): "
             "the chains are at different heights. Burn in longer, or start from trained networks "
-            "(init_checkpoint)."
+            "(warm_start_epochs, init_checkpoint)."
         )
     if num_divergent > 0:
         problems.append(

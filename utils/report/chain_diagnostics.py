@@ -60,11 +60,13 @@ class ChainRules(NamedTuple):
       num_burn_in: transitions that do not count.
       length: that transitions should have.
       adjusted: whether there is a Metropolis test.
+      remedies: what this run did without, and might do with where chains do not agree.
     """
 
     num_burn_in: int
     length: float
     adjusted: bool = True
+    remedies: tuple[str, ...] = ()
 
     def after_burn_in(self, history: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The part of the history, (chains, transitions), that counts."""
@@ -97,6 +99,7 @@ class ChainRules(NamedTuple):
                 if self.adjusted
                 else "lower energy_variance"
             ),
+            more_draws=". ".join((*self.remedies, diagnostics.MORE_DRAWS)),
         )
 
     def enough(self, most_transitions: int) -> Enough:
@@ -154,6 +157,13 @@ def report_chains(
     acceptance = history["acceptance_probability"].mean(axis=1)
     verdict = rules.verdict(predictions, history, parameters)
     problems, notes = list(verdict.problems), [*verdict.notes, *remarks]
+    least = np.nanmin(predictions.bulk_ess, initial=np.inf)
+    efficiency = {}
+    if np.isfinite(least):
+        efficiency = {
+            "ess_per_1000_gradients": 1000 * float(least) / num_gradients,
+            "ess_per_second": float(least) / result.seconds,
+        }
     further: dict[str, Any] = {}
     if "energy" in history:
         further["energy_bfmi"] = diagnostics.energy_bfmi(history["energy"]).tolist()
@@ -195,14 +205,14 @@ def report_chains(
         num_leapfrog_steps=history["num_leapfrog_steps"].mean(axis=1).tolist(),
         log_joint=_summary(diagnostics.convergence(history["log_joint"][:, :, None])),
         num_gradients=num_gradients,
+        **efficiency,
         **further,
     )
-    least = np.nanmin(predictions.bulk_ess, initial=np.inf)
-    if np.isfinite(least):
+    if efficiency:
         print(
             f"{num_gradients:,} gradients after burn-in: an effective sample size of "
-            f"{1000 * least / num_gradients:.3g} per 1,000 gradients, "
-            f"{least / result.seconds:.3g} per second of the run."
+            f"{efficiency['ess_per_1000_gradients']:.3g} per 1,000 gradients, "
+            f"{efficiency['ess_per_second']:.3g} per second of the run."
         )
     sizes = ", ".join(f"{size:.3g}" for size in history["step_size"][:, -1])
     tuned_for = (

@@ -205,13 +205,21 @@ def _columns(parts: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]) 
 
 def _what_was_run(facts: RunFacts) -> list[str]:
     summary = facts.summary
-    device, versions = summary["device"], summary["versions"]
+    device, versions, judged = summary["device"], summary["versions"], facts.diagnostics
+    efficiency = []
+    if "ess_per_1000_gradients" in judged:
+        efficiency = [
+            f"{judged['num_gradients']:,} gradients after burn-in; least effective sample size of "
+            f"predictions {pages.show_number(judged['ess_per_1000_gradients'])} per 1,000 of them, "
+            f"{pages.show_number(judged['ess_per_second'])} per second of the run."
+        ]
     return [
         f"{summary['num_chains']} chain(s) or member(s), {summary['num_draws']} draws, "
         f"{summary['epochs']} steps of the loop, seed {summary['seed']}.",
         f"{summary['num_parameters']:,} parameters.",
         f"{summary['seconds']:.1f} s on {device['count']} {device['kind']} device(s), "
         f"{summary['peak_memory_bytes'] / 1e6:.0f} MB at most.",
+        *efficiency,
         ", ".join(f"{package} {version}" for package, version in versions.items()) + ".",
         f"Data: {summary['dataset']}, SHA-256 {summary['data_sha256']}.",
     ]

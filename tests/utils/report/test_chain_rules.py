@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from haiku_posteriors.core.judging import diagnostics
 from haiku_posteriors.core.judging.predictions import Predictions
 from haiku_posteriors.utils.report.chain_diagnostics import ChainRules, enough_draws
 
@@ -61,6 +62,15 @@ def test_whoever_waits_is_told_how_far_it_is():
     assert sentence.startswith("400 draws a chain: largest R-hat of predictions ")
     assert sentence.endswith(" of 400.")
     assert "1 divergences, which more draws do not undo" in answer(400, num_divergent=1).sentence
+
+
+def test_advice_names_what_a_run_did_without():
+    _, history = chains(400)
+    apart = diagnostics.convergence(chains(400, shift=6.0)[0].outputs)
+    remedy = "Vary the lengths of trajectories (trajectory_jitter=0.5)"
+    rules = ChainRules(BURN_IN, length=1.0, remedies=(remedy,))
+    problem = rules.verdict(apart, rules.after_burn_in(history)).problems[0]
+    assert f"do not agree. {remedy}. Burn in longer" in problem
 
 
 def test_when_it_is_asked():
