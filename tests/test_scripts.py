@@ -166,6 +166,18 @@ def test_run_smc_leaves_draws_evidence_and_a_verdict(tmp_path, capsys):
     assert {"fraction", "log_evidence"} <= read_rows(directory / "metrics.jsonl")[-1].keys()
 
 
+@pytest.mark.slow  # two runs more of run_hmc.py
+def test_a_run_of_more_transitions_goes_on_with_one_of_fewer(whole, tmp_path):
+    fewer = RUNS[run_hmc].replace("--num_iterations=24", "--num_iterations=17")
+    run_here(run_hmc, fewer, tmp_path / "run")
+    run_here(run_hmc, RUNS[run_hmc], tmp_path / "run")
+    _, draws, _ = outcome(tmp_path / "run")
+    for name, expected in outcome(whole(run_hmc)[0])[1].items():
+        np.testing.assert_array_equal(draws[name], expected)
+    with pytest.raises(UserError, match="num_iterations"):  # not with fewer
+        run_here(run_hmc, fewer, tmp_path / "run")
+
+
 @pytest.mark.slow
 def test_run_mclmc_leaves_draws_history_and_an_estimate_of_its_bias(whole):
     directory, out = whole(run_mclmc)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import time
@@ -50,6 +51,8 @@ HARMLESS_FLAGS = {
     *("dir", "data_dir", "tabulate_freq", "prior_predictive", "time_limit"),
     *("mesh", "coordinator_address", "num_processes", "process_id"),
 }
+# Those that it may raise: transitions of chains do not depend on how many there will be.
+GROWING_FLAGS = {"num_iterations"}
 
 PRIOR_FLAGS = (
     *("weight_decay", "prior_family", "prior_group", "prior_mixture_weight"),
@@ -172,7 +175,11 @@ def _open_folder(task: Task) -> pathlib.Path:
         if not path.is_file():
             files.write_json(path, content)
         else:
-            _refuse_other_flags(directory, files.read_json(path), content)
+            before = files.read_json(path)
+            _refuse_other_flags(directory, before, content)
+            raised = {flag: content[flag] for flag in GROWING_FLAGS & content.keys()}
+            if before | raised != before:
+                files.write_json(path, before | raised)
     except OSError as error:
         raise UserError(f"{directory} cannot be written to: {error.strerror}.") from error
     except UserError:
@@ -207,6 +214,7 @@ def _refuse_other_flags(directory: pathlib.Path, before: dict, now: dict) -> Non
         f"{flag} ({before.get(flag)} there, {now.get(flag)} here)"
         for flag in sorted((before.keys() | now.keys()) - {*HARMLESS_FLAGS, "network_source"})
         if before.get(flag) != now.get(flag)
+        and not (flag in GROWING_FLAGS and before.get(flag, math.inf) < now.get(flag, 0))
     ]
     if differing:
         raise UserError(

@@ -180,8 +180,9 @@ def report_chains(
         hours = result.seconds / 3600 * needed / result.history["accepted"].shape[1]
         notes.append(
             "At this pace effective sample sizes suffice after some "
-            f"{float(f'{needed:.2g}'):,.0f} transitions of each chain, {hours:.2g} hours "
-            "(num_iterations); while R-hat is large, after more."
+            f"{float(f'{needed:.2g}'):,.0f} transitions of each chain, {hours:.2g} hours; while "
+            "R-hat is large, after more. A larger num_iterations with until_converged goes on from "
+            "here."
         )
     if not rules.adjusted:
         further["energy_variance"] = history["energy_variance"].mean(axis=1).tolist()
