@@ -26,6 +26,10 @@ SHRINKAGE, STABILISATION, DECAY = 0.2, 10.0, 0.75
 # Chosen on the toy regression: 11 to 15 divergences in 1,600 to 3,200 transitions without it, none
 # in 2,400 with it. Logistic regressions, boston_0 and digits have none to begin with.
 AFTER_DIVERGENCES = 0.5
+# Energy variance over its target from which on an unadjusted transition is made again with half the
+# step, whose errors are some 64 times smaller. That costs two times as much again, for at most an
+# eighth of all transitions.
+ROUGH = 8.0
 
 
 class DualAveraging(NamedTuple):
@@ -227,28 +231,42 @@ def update_dual_averaging(
     return jnp.exp(log_size), DualAveraging(average, error, dual.center, count)
 
 
+def start_energy_errors(dtype: jnp.dtype) -> jax.Array:
+    """What `follow_energy_variance` knows before the first transition: nothing."""
+    return jnp.full((), -jnp.inf, dtype)
+
+
 def follow_energy_variance(
     burn_in: BurnIn,
     num_done: jax.Array,
+    log_rate: jax.Array,
     step_size: jax.Array,
+    used: jax.Array,
     energy_variance: jax.Array,
     target: float,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """The next step size of unadjusted dynamics; the same one once burn-in is over.
 
     The squared energy error of a second-order integrator's step grows with the sixth power of the
-    step size, so that (target / observed)^(1/6) is the factor to the right one. It is taken
-    whole in the first quarter and right after the masses have changed. Later ones shrink as
-    (number of updates)^-0.75 and go by observed / target - 1, whose mean is 0 where the *mean*
-    squared error is the target: errors have heavy tails, and the mean of their logarithms does not
-    see them. At most doubled or halved at a time, in the first quarter divided by 8.
+    step size, v = r e^6, so that the step of the target is (target / r)^(1/6) for the mean r along
+    the chain: the *mean* squared error is to be the target. Errors have heavy tails. A transition
+    that was made again with shorter steps, since its errors were beyond ROUGH of the target, counts
+    as one of ROUGH, so that not more than 1 / ROUGH of all are. The mean begins anew where the step
+    is right for nothing that went before: at every transition of the first quarter, at its end, and
+    when the masses have changed; later transitions count more, as the n-th of n (n + 1) / 2. A step
+    is at most doubled or halved at a time, in the first quarter divided by 8.
 
     Args:
       burn_in: the settings; `longest_step` limits the step size.
       num_done: transitions done, this one included.
-      step_size: of this transition.
+      log_rate: the logarithm of the mean r so far, in units of the target.
+      step_size: so far.
+      used: that of this transition, which is shorter where it had to be made again.
       energy_variance: its mean squared energy error, per step and dimension.
       target: of the same.
+
+    Returns:
+      The step size and the logarithm of the mean r.
     """
     dtype = step_size.dtype
     settling = num_done <= burn_in.first_quarter
@@ -256,13 +274,26 @@ def follow_energy_variance(
         num_done > burn_in.third_quarter, burn_in.third_quarter, burn_in.first_quarter
     )
     updates = jnp.maximum(num_done - start, 1).astype(dtype)
-    gain = jnp.where(settling, 1.0, updates**-DECAY)
+    weight = jnp.where(settling, 1.0, 2 / (updates + 1))
     ratio = jnp.maximum(energy_variance, 1e-12 * target) / target
-    missing = jnp.where(gain > 0.3, -jnp.log(ratio), 1 - ratio)  # the first five times, Newton's
-    change = jnp.maximum(gain * missing / 6, jnp.where(settling, -math.log(8), -math.log(2)))
-    size = step_size * jnp.exp(jnp.minimum(change, math.log(2)))
+    at_once = settling | (updates <= 5)  # a step that is wrong by much is not for long
+    rough = jnp.where(at_once, ratio * (step_size / used) ** 6, ROUGH)
+    ratio = jnp.where(used < 0.75 * step_size, jnp.maximum(rough, ROUGH), ratio)
+    found = jnp.log(ratio) - 6 * jnp.log(step_size)
+    kept = jnp.where(weight < 1, log_rate + jnp.log1p(-jnp.minimum(weight, 0.999)), -jnp.inf)
+    log_rate = jnp.where(
+        num_done <= burn_in.num_transitions, jnp.logaddexp(kept, jnp.log(weight) + found), log_rate
+    )
+    shortest = jnp.where(settling, step_size / 8, step_size / 2)
+    size = jnp.clip(jnp.exp(-log_rate / 6), shortest, 2 * step_size)
     size = jnp.clip(size, SMALLEST_STEP * burn_in.longest_step, burn_in.longest_step)
-    return jnp.where(num_done <= burn_in.num_transitions, size, step_size)
+    return jnp.where(num_done <= burn_in.num_transitions, size, step_size), log_rate
+
+
+def pool_energy_errors(log_rates: jax.Array) -> jax.Array:
+    """The logarithm of the mean over chains of r, for each of them: none is left unheard."""
+    mean = jax.nn.logsumexp(log_rates) - math.log(log_rates.size)
+    return jnp.broadcast_to(mean, log_rates.shape)
 
 
 def pool_step_sizes(step_sizes: jax.Array) -> jax.Array:

@@ -43,6 +43,7 @@ class MCLMCState(NamedTuple):
       iteration: transitions so far.
       step_size, inverse_mass, dual_averaging, moments, num_divergent: see
         `core.adaptation.Learned`.
+      log_rate: of energy errors, see `core.adaptation.follow_energy_variance`.
     """
 
     position: Position
@@ -53,11 +54,12 @@ class MCLMCState(NamedTuple):
     dual_averaging: adaptation.DualAveraging | None
     moments: adaptation.Moments | None
     num_divergent: jax.Array
+    log_rate: jax.Array
 
     @property
     def learned(self) -> Learned:
         """What burn-in has found so far."""
-        return Learned(*self[3:])
+        return Learned(*self[3:8])
 
 
 def mclmc(
@@ -144,6 +146,7 @@ def mclmc(
             None if adjusted else microcanonical.random_velocity(velocity_key, random),
             jnp.zeros((), jnp.int32),
             *plan.start(random, step_size, by_acceptance=adjusted),
+            adaptation.start_energy_errors(jax.tree.leaves(random)[0].dtype),
         )
 
     def attempt(
@@ -195,37 +198,47 @@ def mclmc(
         velocity = None if adjusted else trees.select(accepted, path.velocity, fresh)
         return (trees.select(accepted, path.position, state.position), velocity), info
 
+    def is_rough(info: Info) -> jax.Array:
+        return info["divergent"] | (info["energy_variance"] > adaptation.ROUGH * energy_variance)
+
     def step(rng_key: jax.Array, state: MCLMCState, data: Data) -> tuple[MCLMCState, Info]:
         try_size = functools.partial(attempt, rng_key, state, data)
+        is_first = state.iteration == 0
         if plan.adapts_step_size:
             (position, velocity), info = trajectories.attempt_until_likely(
-                try_size, state.step_size, state.iteration == 0
+                try_size, state.step_size, is_first, is_rough if noise_in_drift and not adjusted else None
             )
         else:
             (position, velocity), info = try_size(state.step_size)
         num_done = state.iteration + 1
+        size = jnp.where(is_first, info["step_size"], state.step_size)
         learned = adaptation.adapt(
             plan.burn_in,
             num_done,
-            state.learned._replace(step_size=info["step_size"]),
+            state.learned._replace(step_size=size),
             log_joint.partition(position.params)[0],
             info["acceptance_probability"],
             info["divergent"],
         )
+        log_rate = state.log_rate
         if plan.adapts_step_size and not adjusted:
-            size = adaptation.follow_energy_variance(
-                plan.burn_in, num_done, info["step_size"], info["energy_variance"], energy_variance
+            used, observed = info["step_size"], info["energy_variance"]
+            size, log_rate = adaptation.follow_energy_variance(
+                plan.burn_in, num_done, log_rate, size, used, observed, energy_variance
             )
             learned = learned._replace(step_size=size)
-        return MCLMCState(position, velocity, num_done, *learned), info
+        return MCLMCState(position, velocity, num_done, *learned, log_rate), info
 
     def pool(states: MCLMCState) -> MCLMCState:
         learned = adaptation.pool(states.learned)
+        log_rate = states.log_rate
         if not adjusted:
             size = adaptation.pool_step_sizes(states.step_size)
             learned = learned._replace(step_size=size)
+            log_rate = adaptation.pool_energy_errors(log_rate)
         during_burn_in = states.iteration[0] <= num_burn_in
-        return trees.select(during_burn_in, states._replace(**learned._asdict()), states)
+        pooled = states._replace(**learned._asdict(), log_rate=log_rate)
+        return trees.select(during_burn_in, pooled, states)
 
     def sample(rng_key: jax.Array, state: MCLMCState, num_draws: int) -> Params:
         return repeat(state.position.params, num_draws)

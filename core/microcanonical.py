@@ -26,6 +26,8 @@ from haiku_posteriors.core.hamiltonian import (
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 
+REFRESHMENTS = 32  # of a direction, at least, along the length in which it is forgotten
+
 
 class Path(NamedTuple):
     """Where a trajectory ends, and what it did to the energy.
@@ -150,6 +152,11 @@ def trajectory(
     random, point_estimates = log_joint.partition(position.params)
     scale = jax.tree.map(jnp.sqrt, inverse_mass)
     root = math.sqrt(trees.size(random))
+    length = decoherence_length or math.inf
+    # Noise costs as much as the gradient of a small network. Many short steps share one draw of it.
+    wished = (length / (REFRESHMENTS * step_size)).astype(jnp.int32)
+    period = jnp.clip(wished, 1, jnp.maximum(num_steps // 4, 1))
+    forgotten = period.astype(step_size.dtype) * step_size / length
     in_drift = noise_in_drift and decoherence_length is not None
     between_steps = not noise_in_drift and decoherence_length is not None
 
@@ -168,9 +175,12 @@ def trajectory(
         return jax.tree.map(lambda w, v, s: w + time * s * v, random, velocity, scale)
 
     def forget(index: jax.Array, velocity: Params, ends_step: jax.Array) -> Params:
-        key = jax.random.fold_in(rng_key, index)
-        refreshed = refresh(key, velocity, step_size / (decoherence_length or math.inf))
-        return trees.select(ends_step, refreshed, velocity)
+        def refreshed(velocity: Params) -> Params:
+            key = jax.random.fold_in(rng_key, index)
+            return refresh(key, velocity, forgotten)
+
+        is_due = ends_step & (index % period == 0)
+        return jax.lax.cond(is_due, refreshed, lambda velocity: velocity, velocity)
 
     def body(index: jax.Array, carry: tuple) -> tuple:
         random, velocity, _, kinetic, opening, squares, before = carry

@@ -19,6 +19,7 @@ MIN_BURN_IN_FOR_MASS = 40  # of which half is averaged
 DEFAULT_JITTER = 0.5
 GOLDEN_FRACTION = np.uint32(2654435769)  # 2^32 times the fraction of the golden ratio
 MAX_STEP_SIZE_HALVINGS = 40  # before the first transition
+MAX_REFINEMENTS = 3  # halvings of later ones
 
 
 class Trajectory(NamedTuple):
@@ -154,27 +155,42 @@ def check_settings(
 
 
 def attempt_until_likely(
-    attempt: Callable[[jax.Array], tuple[Any, Info]], step_size: jax.Array, is_first: jax.Array
+    attempt: Callable[[jax.Array], tuple[Any, Info]],
+    step_size: jax.Array,
+    is_first: jax.Array,
+    is_rough: Callable[[Info], jax.Array] | None = None,
 ) -> tuple[Any, Info]:
-    """The first transition, with its step size halved until it is likely to be accepted.
+    """A transition, the first one with its step size halved until it is likely to be accepted.
 
-    It is a single leapfrog step, which starts at the trajectory's length. Later transitions are
-    attempted once; that they run through the same loop keeps the program to one gradient.
+    The first is a single leapfrog step, which starts at the trajectory's length. That later
+    transitions run through the same loop keeps the program to one gradient.
 
     Args:
-      attempt: step size -> (what the transition leads to, info with acceptance_probability).
+      attempt: step size -> (what the transition leads to, info with acceptance_probability and
+        num_leapfrog_steps).
       step_size: to begin with.
       is_first: whether this is the first transition.
+      is_rough: whether one by this info is to be made again with half the step, three times at
+        most; None for never.
+
+    Returns:
+      Of the last attempt; its info has the num_leapfrog_steps of all of them.
     """
 
     def unsettled(carry: tuple[jax.Array, Any, Info]) -> jax.Array:
         attempts, _, info = carry
         unlikely = info["acceptance_probability"] < 0.5
-        return (attempts == 0) | (is_first & unlikely & (attempts <= MAX_STEP_SIZE_HALVINGS))
+        again = is_first & unlikely & (attempts <= MAX_STEP_SIZE_HALVINGS)
+        if is_rough is not None:
+            again |= ~is_first & is_rough(info) & (attempts <= MAX_REFINEMENTS)
+        return (attempts == 0) | again
 
     def halve(carry: tuple[jax.Array, Any, Info]) -> tuple[jax.Array, Any, Info]:
-        attempts = carry[0]
-        return attempts + 1, *attempt(step_size / 2 ** attempts.astype(step_size.dtype))
+        attempts, _, before = carry
+        end, info = attempt(step_size / 2 ** attempts.astype(step_size.dtype))
+        made = jnp.where(is_first, 0, before["num_leapfrog_steps"])
+        info = info | {"num_leapfrog_steps": made + info["num_leapfrog_steps"]}
+        return attempts + 1, end, info
 
     nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(attempt, step_size))
     _, end, info = jax.lax.while_loop(unsettled, halve, (jnp.int32(0), *nothing))

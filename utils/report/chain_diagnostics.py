@@ -184,8 +184,16 @@ def report_chains(
             "R-hat is large, after more. A larger num_iterations with until_converged goes on from "
             "here."
         )
+    sizes = history["step_size"].max(axis=1)  # but for transitions that were made again
     if not rules.adjusted:
         further["energy_variance"] = history["energy_variance"].mean(axis=1).tolist()
+        made_again = float(np.mean(history["step_size"] < 0.75 * sizes[:, None]))
+        further["made_with_shorter_steps"] = made_again
+        if made_again > 0:
+            notes.append(
+                f"{made_again:.1%} of the transitions were made again with shorter steps, since "
+                "energy was not conserved well enough."
+            )
     if bias is not None:
         problems += bias.problems
         notes += bias.notes
@@ -202,7 +210,7 @@ def report_chains(
         divergent=int(history["divergent"].sum()),
         divergent_in_burn_in=int(result.history["divergent"][:, : rules.num_burn_in].sum()),
         lost_chains=rules.lost(history).tolist(),
-        step_size=history["step_size"][:, -1].tolist(),
+        step_size=sizes.tolist(),
         num_leapfrog_steps=history["num_leapfrog_steps"].mean(axis=1).tolist(),
         log_joint=_summary(diagnostics.convergence(history["log_joint"][:, :, None])),
         num_gradients=num_gradients,
@@ -215,13 +223,13 @@ def report_chains(
             f"{efficiency['ess_per_1000_gradients']:.3g} per 1,000 gradients, "
             f"{efficiency['ess_per_second']:.3g} per second of the run."
         )
-    sizes = ", ".join(f"{size:.3g}" for size in history["step_size"][:, -1])
+    shown_sizes = ", ".join(f"{size:.3g}" for size in sizes)
     tuned_for = (
         f"acceptance {acceptance.mean():.2f}"
         if rules.adjusted
         else f"energy variance {history['energy_variance'].mean():.2g} per step and dimension"
     )
-    print(f"Step sizes, frozen after burn-in: {sizes}; {tuned_for}.")
+    print(f"Step sizes, frozen after burn-in: {shown_sizes}; {tuned_for}.")
     if bias is not None and bias.shifts:
         shown = "; ".join(
             f"{name} {found.value:.3f} +- {found.error:.3f}" for name, found in bias.shifts.items()
