@@ -82,9 +82,10 @@ def mclmc(
 
     Burn-in is HMC's (`core.adaptation`): a first quarter whose transitions grow from one step; then
     the variances along each chain, averaged over chains, become the inverse masses; the last
-    quarter finds the step size for these. An unadjusted transition that is not finite, or whose
-    energy errors are beyond DIVERGENT_VARIANCE, is taken back: the chain stays, with a new
-    velocity.
+    quarter finds the step size for these. An unadjusted transition whose energy errors are beyond
+    adaptation.ROUGH of what an adapted step aims at is made again with half the step. One that is
+    not finite, or whose errors are beyond DIVERGENT_VARIANCE, is taken back: the chain stays, with
+    a new velocity.
 
     Args:
       log_joint: the target, with at least two random parameters.
@@ -97,7 +98,8 @@ def mclmc(
         length by trajectories.DEFAULT_JITTER, as HMC's.
       decoherence_length: unadjusted: L; by default the transition's length.
       noise_in_drift: unadjusted: whether directions are forgotten in the middle of drifts, with
-        least bias, and not between steps, which far from the posterior can be longer.
+        least bias, and not between steps, which far from the posterior can be longer; there no
+        transition is made again.
       num_burn_in: transitions in which step size and masses are adapted.
       adapt_mass_matrix: whether to set a diagonal mass matrix; by default if the step size is
         adapted, too, in a burn-in of at least
@@ -198,6 +200,7 @@ def mclmc(
         velocity = None if adjusted else trees.select(accepted, path.velocity, fresh)
         return (trees.select(accepted, path.position, state.position), velocity), info
 
+    # By the same noise: were it drawn anew, noise that leads to stiff places would be too rare.
     def is_rough(info: Info) -> jax.Array:
         return info["divergent"] | (info["energy_variance"] > adaptation.ROUGH * energy_variance)
 
@@ -206,7 +209,10 @@ def mclmc(
         is_first = state.iteration == 0
         if plan.adapts_step_size:
             (position, velocity), info = trajectories.attempt_until_likely(
-                try_size, state.step_size, is_first, is_rough if noise_in_drift and not adjusted else None
+                try_size,
+                state.step_size,
+                is_first,
+                is_rough if noise_in_drift and not adjusted else None,
             )
         else:
             (position, velocity), info = try_size(state.step_size)
