@@ -25,6 +25,7 @@ LAST_LOOK_IF_SPOILT = 800  # by divergences or lost chains, which more draws do 
 # From so many draws on, a run ends that would need more than twice those it may take. While chains
 # do not agree their effective sample size hardly grows, so that this pace is a hopeful one.
 FIRST_LOOK_AT_PACE, HOPELESS = 1000, 2.0
+STIFF = 5000  # gradients of a transition from which on a verdict speaks of their reason
 
 
 def chosen_predictions(outputs: np.ndarray) -> np.ndarray:
@@ -174,16 +175,7 @@ def report_chains(
             f"Momenta had heavy tails ({1 / weight:.3g} degrees of freedom), since the log-joint "
             "varies more than Gaussian ones can follow."
         )
-    num_done = history["accepted"].shape[1]
-    needed = transitions_needed(predictions, num_done, len(acceptance))
-    if needed > num_done:
-        hours = result.seconds / 3600 * needed / result.history["accepted"].shape[1]
-        notes.append(
-            "At this pace effective sample sizes suffice after some "
-            f"{float(f'{needed:.2g}'):,.0f} transitions of each chain, {hours:.2g} hours; while "
-            "R-hat is large, after more. A larger num_iterations with until_converged goes on from "
-            "here."
-        )
+    notes += _notes_on_pace(result, history, predictions, bool(problems))
     sizes = history["step_size"].max(axis=1)  # but for transitions that were made again
     if not rules.adjusted:
         further["energy_variance"] = history["energy_variance"].mean(axis=1).tolist()
@@ -236,6 +228,34 @@ def report_chains(
         )
         print(f"Shifts under exact transitions, in posterior standard deviations: {shown}.")
     _tell(problems, notes)
+
+
+def _notes_on_pace(
+    result: RunResult,
+    history: Mapping[str, np.ndarray],
+    predictions: Convergence,
+    has_problems: bool,
+) -> list[str]:
+    """How long chains would take that have not drawn enough, and why; `history` is what counts."""
+    notes = []
+    num_chains, num_done = history["accepted"].shape
+    needed = transitions_needed(predictions, num_done, num_chains)
+    if needed > num_done:
+        hours = result.seconds / 3600 * needed / result.history["accepted"].shape[1]
+        notes.append(
+            "At this pace effective sample sizes suffice after some "
+            f"{float(f'{needed:.2g}'):,.0f} transitions of each chain, {hours:.2g} hours; while "
+            "R-hat is large, after more. A larger num_iterations with until_converged goes on from "
+            "here."
+        )
+    per_transition = float(np.median(history["num_leapfrog_steps"]))
+    if has_problems and per_transition >= STIFF:
+        notes.append(
+            f"A transition takes {per_transition:,.0f} gradients: the posterior is stiff, as by a "
+            "learned noise that is tiny. A given noise_std, a stronger prior (weight_decay) or "
+            "fewer weights make it milder; each is another posterior."
+        )
+    return notes
 
 
 def _tell(problems: Sequence[str], notes: Sequence[str]) -> None:
