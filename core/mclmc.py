@@ -200,7 +200,6 @@ def mclmc(
         velocity = None if adjusted else trees.select(accepted, path.velocity, fresh)
         return (trees.select(accepted, path.position, state.position), velocity), info
 
-    # By the same noise: were it drawn anew, noise that leads to stiff places would be too rare.
     def is_rough(info: Info) -> jax.Array:
         return info["divergent"] | (info["energy_variance"] > adaptation.ROUGH * energy_variance)
 
@@ -208,6 +207,7 @@ def mclmc(
         try_size = functools.partial(attempt, rng_key, state, data)
         is_first = state.iteration == 0
         if plan.adapts_step_size:
+            # Again by the same noise: drawn anew, such that leads to stiff places were too rare.
             (position, velocity), info = trajectories.attempt_until_likely(
                 try_size,
                 state.step_size,

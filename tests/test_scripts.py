@@ -188,7 +188,8 @@ def test_run_mclmc_leaves_draws_history_and_an_estimate_of_its_bias(whole):
     assert judged["bias"]["num_gradients"] > 32 * 6 and len(judged["energy_variance"]) == 2
     assert "Shifts under exact transitions" in out and "energy variance" in out
     history = read_rows(directory / "history.jsonl")
-    assert len({tuple(row["step_size"]) for row in history[12:]}) == 1
+    sizes = np.array([row["step_size"] for row in history[12:]])  # shorter where made again
+    assert set(np.log2(sizes.max() / sizes).ravel()) <= {0.0, 1.0, 2.0, 3.0}
     draws = checkpoint_utils.load_draws(directory / "draws")
     assert draws["hidden_0/w"].shape == (2, 12, 1, 7)
 
