@@ -160,6 +160,7 @@ def mclmc(
         random, _ = log_joint.partition(params)
         fresh = microcanonical.random_velocity(keys[0], random)
         num_steps = plan.trajectory.num_steps(size, state.iteration)
+        finer = jnp.where(state.iteration == 0, 1.0, jnp.round(state.step_size / size))
         path = microcanonical.trajectory(
             keys[1],
             log_joint,
@@ -171,6 +172,7 @@ def mclmc(
             num_steps=num_steps,
             decoherence_length=None if adjusted else decoherence,
             noise_in_drift=noise_in_drift,
+            finer=finer.astype(jnp.int32),
             progress=progress,
         )
         value = log_joint(params, data)

@@ -113,6 +113,7 @@ def trajectory(
     num_steps: jax.Array,
     decoherence_length: float | None = None,
     noise_in_drift: bool = True,
+    finer: jax.Array | int = 1,
     progress: Progress | None = None,
 ) -> Path:
     """Steps of a kick of e/2, a drift of e and a kick of e/2, the velocity refreshed in each.
@@ -144,6 +145,8 @@ def trajectory(
       num_steps: an integer scalar.
       decoherence_length: L, after which a velocity is forgotten by noise; infinite if None.
       noise_in_drift: whether it is refreshed in the middle of drifts and not between steps.
+      finer: so many steps stand for one of a path that is made again: with the same key, this one
+        has the same noise at the same times.
       progress: see `core.hmc.hmc`.
 
     Returns:
@@ -154,8 +157,9 @@ def trajectory(
     root = math.sqrt(trees.size(random))
     length = decoherence_length or math.inf
     # Noise costs as much as the gradient of a small network. Many short steps share one draw of it.
-    wished = (length / (REFRESHMENTS * step_size)).astype(jnp.int32)
-    period = jnp.clip(wished, 1, jnp.maximum(num_steps // 4, 1))
+    coarse_step = step_size * jnp.asarray(finer, step_size.dtype)
+    wished = (length / (REFRESHMENTS * coarse_step)).astype(jnp.int32)
+    period = finer * jnp.clip(wished, 1, jnp.maximum(-(-num_steps // finer) // 4, 1))
     forgotten = period.astype(step_size.dtype) * step_size / length
     in_drift = noise_in_drift and decoherence_length is not None
     between_steps = not noise_in_drift and decoherence_length is not None
@@ -176,7 +180,7 @@ def trajectory(
 
     def forget(index: jax.Array, velocity: Params, ends_step: jax.Array) -> Params:
         def refreshed(velocity: Params) -> Params:
-            key = jax.random.fold_in(rng_key, index)
+            key = jax.random.fold_in(rng_key, index // period)
             return refresh(key, velocity, forgotten)
 
         is_due = ends_step & (index % period == 0)

@@ -145,6 +145,36 @@ def test_many_steps_share_a_refreshment_of_the_direction():
     assert abs(float(found.mean()) - math.exp(-0.9 * 0.5)) < 0.02
 
 
+@pytest.mark.parametrize("num_steps", [10, 200])  # along L: noise at each, or at every sixth
+def test_a_path_that_is_made_again_has_the_same_noise(num_steps):
+    """By steps of a half and of an eighth, on a slope. Noise of its own would lead elsewhere."""
+    log_joint = target_of_density(lambda w: 0.5 * w, 10)
+    start = hamiltonian.start(log_joint, {"x": {"w": jnp.zeros(10, jnp.float32)}})
+    velocity = microcanonical.random_velocity(jax.random.key(0), start.params)
+
+    @jax.jit
+    def end(parts, finer):
+        path = microcanonical.trajectory(
+            jax.random.key(1),
+            log_joint,
+            start,
+            velocity,
+            NO_DATA,
+            step_size=1 / (num_steps * parts.astype(jnp.float32)),
+            inverse_mass={"x": {"w": jnp.ones((), jnp.float32)}},
+            num_steps=num_steps * parts,
+            decoherence_length=1.0,
+            finer=finer,
+        )
+        return path.position.params["x"]["w"]
+
+    coarse = end(jnp.int32(1), jnp.int32(1))
+    for parts in (2, 8):
+        np.testing.assert_allclose(end(jnp.int32(parts), jnp.int32(parts)), coarse, atol=0.1)
+    if num_steps == 10:
+        assert np.abs(end(jnp.int32(8), jnp.int32(1)) - coarse).max() > 0.5
+
+
 @pytest.mark.slow
 def test_agrees_with_hmc_on_a_network():
     """Predictive moments of adjusted MCLMC and of HMC, another kernel, at 5 standard errors."""
