@@ -200,7 +200,7 @@ def run(settings: Settings) -> None:
         method,
         training.ELBO._replace(name=f"{settings.objective} objective"),
         num_members=settings.num_members,
-        measure=lambda result: implicit.measure(task, directory, generator, result.state),
+        measure=lambda result: implicit.measure(task, directory, generator, result.state.state),
         initial_params=implicit.find_starts(task, directory),
         num_draws=settings.num_draws,
         change_draws=functools.partial(

@@ -47,9 +47,7 @@ def run(settings: Settings) -> None:
         sgd.sgd(log_joint, optimizer, settings.batch_size),
         training.LOG_JOINT,
         num_members=settings.num_members,
-        measure=lambda result: {
-            "remaining": local_scales.remaining_gain(task, result.state.params)
-        },
+        measure=lambda result: local_scales.of_point_estimates(task, result.state),
         initial_params=starts,
         change_draws=refine.stage(task, directory),
     )

@@ -198,7 +198,7 @@ def find_starts(
 def measure(task: Task, family: BoundedFamily | None, result: RunResult) -> dict[str, Any]:
     """What else a verdict on the method needs to know."""
     if task.method == "map":
-        return {"remaining": local_scales.remaining_gain(task, result.state.params)}
+        return local_scales.of_point_estimates(task, result.state)
     # With a learned prior q is no approximation of the posterior; a draw of the layerwise family
     # costs a regression for every unit.
     is_posterior = task.method == "vi" and task.settings.learn_prior_scale == "None"
@@ -206,7 +206,7 @@ def measure(task: Task, family: BoundedFamily | None, result: RunResult) -> dict
     if not isinstance(family, Family) or not (is_posterior or is_small):
         return {}
     # States of all families begin with the posterior.
-    return {"pareto_k": local_scales.pareto_k(task, family, result.state[0])}
+    return {"pareto_k": local_scales.pareto_k(task, family, result.state.state[0])}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -38,7 +38,8 @@ def train(
       method: of one member; its optimizer is that of `optim_utils.optimizer_of`.
       objective: what it maximises.
       num_members: of the ensemble.
-      measure: result -> further arguments of `training.report_training`.
+      measure: result, whose state is a `progress.WatchedState` -> further arguments of
+        `training.report_training`.
       change_draws, judge: as in `tasks.execute`; their states are the method's.
       **loop: further arguments of `Run`.
     """
@@ -49,10 +50,9 @@ def train(
     rules = rules._replace(num_evaluations=objective.evaluation_epochs(batches))
 
     def report(directory: pathlib.Path, result: RunResult) -> None:
-        inner = dataclasses.replace(result, state=result.state.state)
         if judge:
-            judge(directory, inner)
-        measured = measure(inner) if measure else {}
+            judge(directory, dataclasses.replace(result, state=result.state.state))
+        measured = measure(result) if measure else {}
         training.report_training(directory, result.state.progress, rules, objective, **measured)
 
     tasks.execute(

@@ -7,9 +7,11 @@ import numpy as np
 from haiku_posteriors.core.judging import trends
 from haiku_posteriors.core.judging.diagnostics import Verdict
 from haiku_posteriors.core.judging.trends import Trend
+from haiku_posteriors.core.progress import Progress
 
 # From here on, importance weights say that q leaves out more of the posterior than they can mend.
 PARETO_LIMIT = 0.7
+NOISE_SHARE = 0.5  # of a rise, from which on it is the noise's
 GAP_LIMIT = 1.0  # nats between an objective and a bound that are worth a word
 
 
@@ -48,6 +50,27 @@ class Training(NamedTuple):
     objectives: np.ndarray
 
 
+class FallingNoise(NamedTuple):
+    """A learned noise, the same everywhere, in the round that training was in at its end.
+
+    Where the noise has followed the residuals, RSS / sigma^2 = n of n numbers, the log-likelihood
+    is -n log sigma but for a constant: of its rise a fall of sigma is n log(before / now) nats.
+
+    Attributes:
+      before: its standard deviation at the average of the round's iterates, (members,).
+      now: at the last one, (members,).
+      share: of the objective's rise that the fall makes up, over the same epochs; 0 where the round
+        is too short to tell, (members,).
+      num_weights, num_numbers: of the network, and n.
+    """
+
+    before: np.ndarray
+    now: np.ndarray
+    share: np.ndarray
+    num_weights: int
+    num_numbers: int
+
+
 class Bound(NamedTuple):
     """Lower bounds of log p_T(D) by q, (members,) each.
 
@@ -69,6 +92,7 @@ def verdict(
     pareto_k: np.ndarray | None = None,
     bound: Bound | None = None,
     gap: np.ndarray | None = None,
+    noise: FallingNoise | None = None,
 ) -> Verdict:
     """Whether optimisers are at their own optimum, and if not, what to change.
 
@@ -86,6 +110,7 @@ def verdict(
       bound: of log p_T(D) by the q that was found, where the objective bounds nothing.
       gap: nats by which what is maximised may be above the values that were watched, where these
         are lower bounds of it alone; (members,).
+      noise: that is learned, of point estimates.
     """
     problems, notes = [], []
     gain, highest = np.asarray(training.last.gain), np.asarray(training.last.highest)
@@ -109,12 +134,16 @@ def verdict(
             "nats in the last round: lower init_step_size."
         )
     rising = known & ~falling & (gain - margin > 0) & (highest > tolerance)
+    has_no_mode = False
     if rising.any():
         worst = np.flatnonzero(rising)[np.argmax(gain[rising])]
+        remedy = longer
+        if noise is not None and _falls_without_end(noise, rising):
+            has_no_mode, remedy = True, _why_noise_falls(noise, worst)
         problems.append(
             f"The {objective.name} of {_members(rising)} still rises, by {gain[worst]:.3g} +- "
             f"{margin[worst]:.2g} nats in the last {training.num_epochs[worst]} epochs (tolerance "
-            f"{tolerance:.2g}): {longer}."
+            f"{tolerance:.2g}): {remedy}."
         )
     hidden = known & ~falling & ~rising & ~(highest < tolerance)
     if hidden.any():
@@ -143,7 +172,7 @@ def verdict(
         sentence = (
             f"By gradient and diagonal curvature at the end, {most:.2g} nats are left to gain"
         )
-        if most > max(10 * tolerance, 1.0):
+        if most > max(10 * tolerance, 1.0) and not has_no_mode:
             problems.append(f"{sentence}: train longer, with smaller steps at the end.")
         else:
             notes.append(f"{sentence}.")
@@ -171,6 +200,57 @@ def verdict(
     if bound is not None:
         notes.append(_gap(training.objectives, bound, objective.name))
     return Verdict(not problems, tuple(problems), tuple(notes))
+
+
+def falling_noise(
+    progress: Progress,
+    before: np.ndarray,
+    now: np.ndarray,
+    num_weights: int,
+    num_numbers: int,
+    temperature: float = 1.0,
+) -> FallingNoise:
+    """What a learned noise has to do with the rise of the log-joint in the round of the end.
+
+    Args:
+      progress: of all members, at the end, of training that ends by itself.
+      before: standard deviation of the noise at `progress.average`, (members,).
+      now: at the last iterate, (members,).
+      num_weights: random parameters.
+      num_numbers: n, rows times targets.
+      temperature: by which the log-likelihood is divided.
+    """
+    batches, epoch = np.asarray(progress.num_values), np.asarray(progress.epoch)
+    values = np.asarray(progress.values, np.float64)
+    last = np.take_along_axis(values, np.maximum(batches - 1, 0)[:, None], axis=1)[:, 0]
+    rate = (last - values[:, 0]) / np.maximum(batches - 1, 1)  # nats a batch
+    # From the middle of the batches that are averaged to now.
+    length = np.asarray(progress.round_length) / trends.NUM_BATCHES
+    risen = rate * (epoch / length - batches / 2)
+    is_known = (batches > 1) & (risen > 0)
+    ratio = np.where(is_known, np.asarray(before, np.float64) / np.asarray(now), 1.0)
+    nats = num_numbers * np.log(ratio) / temperature
+    share = np.where(is_known, nats / np.where(is_known, risen, 1.0), 0.0)
+    return FallingNoise(np.asarray(before), np.asarray(now), share, num_weights, num_numbers)
+
+
+def _falls_without_end(noise: FallingNoise, rising: np.ndarray) -> bool:
+    """Whether the noise carries the rise of all members, and weights are enough for any rows."""
+    can_interpolate = noise.num_weights >= noise.num_numbers
+    return can_interpolate and bool(np.all(noise.share[rising] > NOISE_SHARE))
+
+
+def _why_noise_falls(noise: FallingNoise, member: int) -> str:
+    share = min(1.0, float(noise.share[member]))
+    return (
+        f"the learned noise falls, since the middle of this round from {noise.before[member]:.3g} "
+        f"to {noise.now[member]:.3g} in the units of training, and carries {100 * share:.0f} % of "
+        f"the rise. A network of {noise.num_weights:,} weights can pass through "
+        f"{noise.num_numbers:,} numbers, and then there is no mode before its noise is all but "
+        "nil: longer training goes there. Fix the noise (noise_std), give a stronger prior "
+        "(weight_decay), stop early on purpose (num_epochs), or infer a posterior of the noise "
+        "(run_hmc.py, run_vi.py)"
+    )
 
 
 def _gap(objectives: np.ndarray, bound: Bound, name: str) -> str:

@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from haiku_posteriors.core import trees
 from haiku_posteriors.core.judging import training, trends
 from haiku_posteriors.core.judging.diagnostics import Verdict
-from haiku_posteriors.core.judging.training import Bound, Objective, Training
-from haiku_posteriors.core.progress import Progress, Rules
+from haiku_posteriors.core.judging.training import Bound, FallingNoise, Objective, Training
+from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
+from haiku_posteriors.core.log_joint import LogJoint
+from haiku_posteriors.core.progress import Progress, Rules, WatchedState
 from haiku_posteriors.utils.report import verdicts
 
 LOG_JOINT = Objective("log-joint", "Raise batch_size")
@@ -44,6 +47,7 @@ def judge_training(
     pareto_k: np.ndarray | None = None,
     bound: Bound | None = None,
     gap: np.ndarray | None = None,
+    noise: FallingNoise | None = None,
 ) -> tuple[Verdict, dict[str, Any]]:
     """The verdict on a run of an optimiser, and the numbers that it is from.
 
@@ -51,7 +55,7 @@ def judge_training(
       progress: of all members, at the end.
       rules: by which they were watched.
       objective: that they maximise.
-      remaining, pareto_k, bound, gap: see `training.verdict`.
+      remaining, pareto_k, bound, gap, noise: see `training.verdict`.
     """
     found = training_of(progress, rules)
     verdict = training.verdict(
@@ -62,6 +66,7 @@ def judge_training(
         pareto_k=pareto_k,
         bound=bound,
         gap=gap,
+        noise=noise,
     )
     content = {
         "objective": objective.name,
@@ -77,8 +82,35 @@ def judge_training(
         "bound": None if bound is None else bound.values.tolist(),
         "bound_error": None if bound is None else bound.errors.tolist(),
         "bound_gap": None if gap is None else gap.tolist(),
+        "noise_share_of_gain": None if noise is None else noise.share.tolist(),
     }
     return verdict, content
+
+
+def learned_noise(log_joint: LogJoint, watched: WatchedState, num_rows: int) -> FallingNoise | None:
+    """Of point estimates whose training ends by itself; None where no noise is learned.
+
+    Args:
+      log_joint: the model.
+      watched: of members at the end, whose state has `params`.
+      num_rows: of the data.
+    """
+    likelihood, progress = log_joint.likelihood, watched.progress
+    own = watched.state.params.get(PARAMETER_GROUP)
+    if not own or likelihood.noise_std is None or progress.average is None:
+        return None
+    now, before = (
+        np.asarray(likelihood.noise_std(params[PARAMETER_GROUP]))
+        for params in (watched.state.params, progress.average.params)
+    )
+    return training.falling_noise(
+        progress,
+        before,
+        now,
+        trees.size(log_joint.random_shapes),
+        num_rows * likelihood.num_outputs,
+        log_joint.temperature,
+    )
 
 
 def report_training(

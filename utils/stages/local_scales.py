@@ -7,18 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from haiku_posteriors.core import curvature, densities, trees
+from haiku_posteriors.core import curvature, densities, local_starts, trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.densities import BoundedFamily, Family, Posterior
 from haiku_posteriors.core.judging import loo
+from haiku_posteriors.core.progress import WatchedState
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import chains, devices
+from haiku_posteriors.utils.report import training
 from haiku_posteriors.utils.tasks import Task
 
 # Rows times parameters up to which hundreds of passes over the data are worth their time.
 MAX_WORK = 10**9
 NUM_IMPORTANCE_DRAWS, DRAWS_AT_ONCE = 1000, 20
-WIDTHS, NUM_WIDTH_DRAWS = tuple(2.0 ** (-n / 2) for n in range(9)), 8  # from 1 to 1/16
 
 
 def is_affordable(task: Task) -> bool:
@@ -66,18 +67,22 @@ def remaining_gain(task: Task, params: Params) -> np.ndarray | None:
     return over_members(task, chains.CURVATURE, gain, params)
 
 
+def of_point_estimates(task: Task, watched: WatchedState) -> dict[str, Any]:
+    """What the verdict on point estimates (members, ...) needs to know, by its argument."""
+    num_rows = len(task.dataset.y_train)
+    return {
+        "remaining": remaining_gain(task, watched.state.params),
+        "noise": training.learned_noise(task.log_joint, watched, num_rows),
+    }
+
+
 def curvature_starts(
     task: Task,
     params: Params,
     begin: Callable[[jax.Array, Params, Params], Posterior],
     family: BoundedFamily,
 ) -> Posterior:
-    """q around trained parameters (members, ...), as wide as the diagonal curvature says at most.
-
-    sigma_i = c / sqrt(H_ii), with the c of WIDTHS that has the highest ELBO. At the mode of a
-    Gaussian posterior c = 1 is the best mean-field q. At a network that fits all its rows the
-    likelihood has next to no curvature, and c = 1 is as wide as the prior: draws predict nonsense,
-    and training flees to weights that predict a constant.
+    """q around trained parameters (members, ...), see `core.local_starts`.
 
     Args:
       task: what is worked on.
@@ -87,22 +92,7 @@ def curvature_starts(
     """
 
     def start(key: jax.Array, params: Params, data: Data) -> Posterior:
-        diagonal = curvature.diagonal(key, task.log_joint, params, data)
-        scales = jax.tree.map(jax.lax.rsqrt, task.log_joint.partition(diagonal)[0])
-        # The curvature's probes have the keys before these.
-        q_key, draw_key = (jax.random.fold_in(key, curvature.NUM_PROBES + n) for n in range(2))
-
-        def around(width: jax.Array) -> Posterior:
-            narrowed = jax.tree.map(lambda scale: width.astype(scale.dtype) * scale, scales)
-            return begin(q_key, params, narrowed)
-
-        def elbo(width: jax.Array) -> jax.Array:
-            terms, _ = family.evidence_terms(draw_key, around(width), data, NUM_WIDTH_DRAWS)
-            return jnp.mean(terms.elbo)
-
-        widths = jnp.asarray(WIDTHS)
-        values = jax.lax.map(elbo, widths)
-        return around(widths[jnp.argmax(jnp.nan_to_num(values, nan=-jnp.inf, neginf=-jnp.inf))])
+        return local_starts.start_around(key, task.log_joint, params, data, begin, family)
 
     return over_members(task, chains.CURVATURE, start, params)
 

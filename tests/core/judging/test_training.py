@@ -6,6 +6,7 @@ import numpy as np
 from haiku_posteriors.core.judging import training, trends
 from haiku_posteriors.core.judging.training import Bound, Objective, Training
 from haiku_posteriors.core.judging.trends import Trend
+from haiku_posteriors.core.progress import Progress
 
 ELBO = Objective("ELBO", "Raise the draws per step")
 TOLERANCE = 0.3
@@ -70,6 +71,32 @@ def test_an_objective_that_cannot_be_seen_is_not_converged():
     near, far = (judged([0.0, 0.0], [0.01, 0.01], gap=np.array([0.01, g])) for g in (0.1, 3.0))
     assert near.converged and not far.converged
     assert "by up to 3 nats" in far.problems[0] and "cannot be told" in far.problems[0]
+
+
+def noisy_round(falls, num_weights=50):
+    """A round of 5 batches of 10 epochs in which -n log sigma rises by 4 nats a batch, or else."""
+    per_batch, numbers = 4.0, 40
+    progress = Progress(*[None] * len(Progress._fields))._replace(
+        num_values=np.array([5]),
+        epoch=np.array([50]),
+        round_length=np.array([100]),
+        values=np.concatenate([per_batch * np.arange(5), np.zeros(5)])[None],
+    )
+    log_sigma = -per_batch / numbers * np.array([2.5, 5.0]) if falls else np.zeros(2)
+    before, now = np.exp(log_sigma)[:, None]
+    return training.falling_noise(progress, before, now, num_weights, numbers)
+
+
+def test_a_noise_that_falls_without_end_is_named():
+    noise = noisy_round(falls=True)
+    np.testing.assert_allclose(noise.share, 1, rtol=1e-6)
+    (found,) = judged(9.0, 0.1, False, noise=noise, remaining=np.array([40.0])).problems
+    assert "the learned noise falls" in found and "from 0.779 to 0.607" in found
+    assert "100 % of the rise" in found and "noise_std" in found and "train longer" not in found
+    few_weights = noisy_round(falls=True, num_weights=30)  # have a mode, however far it is
+    for other in (noisy_round(falls=False), few_weights):
+        assert "train longer" in judged(9.0, 0.1, False, noise=other).problems[0]
+    assert judged(0.0, 0.01, noise=noise).converged
 
 
 def test_error_rates():
