@@ -32,6 +32,7 @@ from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils.problem import Problem, load_problem
 
 CHAINS, DRAWS, UPDATES_PER_DRAW, BURN_IN, TRAINING = 16, 200, 100, 2000, 3000
+FEW_CHAINS, FEW_DRAWS = 4, 40  # of the second table, which looks at the last draws alone
 LOGISTIC = {"model_name": "logistic_regression"}
 BIASED = {
     "breast_cancer": Problem("breast_cancer", **LOGISTIC, weight_decay=1.0),
@@ -54,7 +55,7 @@ class Posterior(NamedTuple):
     largest: float
 
 
-def load(described: Problem) -> Posterior:
+def load(described: Problem, num_chains: int = CHAINS) -> Posterior:
     _, dataset, log_joint = load_problem(described)
     data = make_data(dataset.x_train, dataset.y_train)
     method = sgd.sgd(log_joint, optax.adam(0.01), data.num_rows)
@@ -65,7 +66,7 @@ def load(described: Problem) -> Posterior:
 
         return jax.lax.scan(step, method.init(key, None), jnp.arange(TRAINING))[0].params
 
-    keys = jax.random.split(jax.random.key(0), CHAINS)
+    keys = jax.random.split(jax.random.key(0), num_chains)
     starts = jax.jit(lambda keys: jax.lax.map(start, keys))(keys)
     diagonals = jax.jit(
         lambda starts: jax.lax.map(
@@ -79,7 +80,7 @@ def load(described: Problem) -> Posterior:
 
 
 def sample(
-    posterior: Posterior, batch_size: int, stride: float, stretch: int = 1
+    posterior: Posterior, batch_size: int, stride: float, stretch: int = 1, num_draws: int = DRAWS
 ) -> tuple[Params, np.ndarray]:
     """Draws (chains, draws, ...), `stretch` times as many updates each, and temperatures by chain.
 
@@ -108,10 +109,10 @@ def sample(
             state = steps(state, burn_in + number * period, period)
             return state, state.params
 
-        draws = jax.lax.scan(draw, state, jnp.arange(DRAWS))[1]
-        halves = jax.tree.map(lambda leaf: leaf.reshape(2, DRAWS // 2, *leaf.shape[1:]), draws)
+        draws = jax.lax.scan(draw, state, jnp.arange(num_draws))[1]
+        halves = jax.tree.map(lambda leaf: leaf.reshape(2, num_draws // 2, *leaf.shape[1:]), draws)
         others = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=1)[::-1], halves)
-        centers = jax.tree.map(lambda leaf: jnp.repeat(leaf, DRAWS // 2, axis=0), others)
+        centers = jax.tree.map(lambda leaf: jnp.repeat(leaf, num_draws // 2, axis=0), others)
 
         def virial(argument: tuple[Params, Params]) -> jax.Array:
             params, center = argument
@@ -121,7 +122,7 @@ def sample(
 
         return draws, jnp.mean(jax.lax.map(virial, (draws, centers)))
 
-    keys = jax.random.split(jax.random.key(2), CHAINS)
+    keys = jax.random.split(jax.random.key(2), len(jax.tree.leaves(starts)[0]))
     draws, found = jax.jit(lambda arguments: jax.lax.map(chain, arguments))((keys, starts))
     return draws, np.asarray(found, float)
 
@@ -162,10 +163,11 @@ def bias_line(name: str) -> list[str]:
 
 
 def noise_line(name: str) -> list[str]:
-    posterior = load(NOISY[name])
+    posterior = load(NOISY[name], FEW_CHAINS)
     log_joint, data, starts, mass, largest = posterior
     batch_size = max(10, data.num_rows // 20)
-    draws, _ = sample(posterior, data.num_rows, 0.5 / math.sqrt(largest))
+    stride = 0.5 / math.sqrt(largest)
+    draws, _ = sample(posterior, data.num_rows, stride, num_draws=FEW_DRAWS)
     last = jax.tree.map(lambda leaf: leaf[:, -1], draws)
 
     def of_chain(argument: tuple[Params, Params]) -> tuple[jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ from haiku_posteriors.core.progress import Progress
 
 # From here on, importance weights say that q leaves out more of the posterior than they can mend.
 PARETO_LIMIT = 0.7
-NOISE_SHARE = 0.5  # of a rise, from which on it is the noise's
+NOISE_SHARE = 0.25  # of a rise, from which on it is the noise's: what else rises follows it
 GAP_LIMIT = 1.0  # nats between an objective and a bound that are worth a word
 
 
@@ -57,8 +57,8 @@ class FallingNoise(NamedTuple):
     is -n log sigma but for a constant: of its rise a fall of sigma is n log(before / now) nats.
 
     Attributes:
-      before: its standard deviation at the average of the round's iterates, (members,).
-      now: at the last one, (members,).
+      before: its standard deviation at the average of the round's full batches, (members,).
+      now: at the average of the last, unfinished one, (members,).
       share: of the objective's rise that the fall makes up, over the same epochs; 0 where the round
         is too short to tell, (members,).
       num_weights, num_numbers: of the network, and n.
@@ -134,14 +134,18 @@ def verdict(
             "nats in the last round: lower init_step_size."
         )
     rising = known & ~falling & (gain - margin > 0) & (highest > tolerance)
-    has_no_mode = False
-    if rising.any():
-        worst = np.flatnonzero(rising)[np.argmax(gain[rising])]
+    without_end = np.zeros_like(rising)
+    if noise is not None and noise.num_weights >= noise.num_numbers:
+        without_end = rising & (noise.share > NOISE_SHARE)
+    for which in (without_end, rising & ~without_end):
+        if not which.any():
+            continue
+        worst = np.flatnonzero(which)[np.argmax(gain[which])]
         remedy = longer
-        if noise is not None and _falls_without_end(noise, rising):
-            has_no_mode, remedy = True, _why_noise_falls(noise, worst)
+        if noise is not None and without_end[worst]:
+            remedy = _why_noise_falls(noise, worst)
         problems.append(
-            f"The {objective.name} of {_members(rising)} still rises, by {gain[worst]:.3g} +- "
+            f"The {objective.name} of {_members(which)} still rises, by {gain[worst]:.3g} +- "
             f"{margin[worst]:.2g} nats in the last {training.num_epochs[worst]} epochs (tolerance "
             f"{tolerance:.2g}): {remedy}."
         )
@@ -172,7 +176,7 @@ def verdict(
         sentence = (
             f"By gradient and diagonal curvature at the end, {most:.2g} nats are left to gain"
         )
-        if most > max(10 * tolerance, 1.0) and not has_no_mode:
+        if most > max(10 * tolerance, 1.0) and not without_end.any():
             problems.append(f"{sentence}: train longer, with smaller steps at the end.")
         else:
             notes.append(f"{sentence}.")
@@ -215,7 +219,7 @@ def falling_noise(
     Args:
       progress: of all members, at the end, of training that ends by itself.
       before: standard deviation of the noise at `progress.average`, (members,).
-      now: at the last iterate, (members,).
+      now: at `progress.batch_average`, or at the last iterate if a batch is just over, (members,).
       num_weights: random parameters.
       num_numbers: n, rows times targets.
       temperature: by which the log-likelihood is divided.
@@ -224,9 +228,8 @@ def falling_noise(
     values = np.asarray(progress.values, np.float64)
     last = np.take_along_axis(values, np.maximum(batches - 1, 0)[:, None], axis=1)[:, 0]
     rate = (last - values[:, 0]) / np.maximum(batches - 1, 1)  # nats a batch
-    # From the middle of the batches that are averaged to now.
-    length = np.asarray(progress.round_length) / trends.NUM_BATCHES
-    risen = rate * (epoch / length - batches / 2)
+    # From the middle of the full batches to that of the last: half the epochs of the round.
+    risen = rate * epoch * trends.NUM_BATCHES / (2 * np.asarray(progress.round_length))
     is_known = (batches > 1) & (risen > 0)
     ratio = np.where(is_known, np.asarray(before, np.float64) / np.asarray(now), 1.0)
     nats = num_numbers * np.log(ratio) / temperature
@@ -234,17 +237,11 @@ def falling_noise(
     return FallingNoise(np.asarray(before), np.asarray(now), share, num_weights, num_numbers)
 
 
-def _falls_without_end(noise: FallingNoise, rising: np.ndarray) -> bool:
-    """Whether the noise carries the rise of all members, and weights are enough for any rows."""
-    can_interpolate = noise.num_weights >= noise.num_numbers
-    return can_interpolate and bool(np.all(noise.share[rising] > NOISE_SHARE))
-
-
 def _why_noise_falls(noise: FallingNoise, member: int) -> str:
     share = min(1.0, float(noise.share[member]))
     return (
-        f"the learned noise falls, since the middle of this round from {noise.before[member]:.3g} "
-        f"to {noise.now[member]:.3g} in the units of training, and carries {100 * share:.0f} % of "
+        f"the learned noise falls, in this round from {noise.before[member]:.3g} on average to "
+        f"{noise.now[member]:.3g} in the units of training, and carries {100 * share:.0f} % of "
         f"the rise. A network of {noise.num_weights:,} weights can pass through "
         f"{noise.num_numbers:,} numbers, and then there is no mode before its noise is all but "
         "nil: longer training goes there. Fix the noise (noise_std), give a stronger prior "

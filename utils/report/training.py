@@ -99,10 +99,12 @@ def learned_noise(log_joint: LogJoint, watched: WatchedState, num_rows: int) -> 
     own = watched.state.params.get(PARAMETER_GROUP)
     if not own or likelihood.noise_std is None or progress.average is None:
         return None
-    now, before = (
-        np.asarray(likelihood.noise_std(params[PARAMETER_GROUP]))
-        for params in (watched.state.params, progress.average.params)
+    at_end, in_batch, before = (
+        np.asarray(likelihood.noise_std(state.params[PARAMETER_GROUP]))
+        for state in (watched.state, progress.batch_average, progress.average)
     )
+    length = np.asarray(progress.round_length) // trends.NUM_BATCHES
+    now = np.where(np.asarray(progress.epoch) % length, in_batch, at_end)
     return training.falling_noise(
         progress,
         before,

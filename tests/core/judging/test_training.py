@@ -91,8 +91,12 @@ def test_a_noise_that_falls_without_end_is_named():
     noise = noisy_round(falls=True)
     np.testing.assert_allclose(noise.share, 1, rtol=1e-6)
     (found,) = judged(9.0, 0.1, False, noise=noise, remaining=np.array([40.0])).problems
-    assert "the learned noise falls" in found and "from 0.779 to 0.607" in found
+    assert "the learned noise falls" in found and "from 0.779 on average to 0.607" in found
     assert "100 % of the rise" in found and "noise_std" in found and "train longer" not in found
+    both = noise._replace(share=np.array([1.0, 0.1]), before=np.ones(2), now=np.ones(2))
+    first, second = judged([9.0, 9.0], [0.1, 0.1], False, noise=both).problems
+    assert "member(s) 0 of 2" in first and "noise falls" in first
+    assert "member(s) 1 of 2" in second and "train longer" in second
     few_weights = noisy_round(falls=True, num_weights=30)  # have a mode, however far it is
     for other in (noisy_round(falls=False), few_weights):
         assert "train longer" in judged(9.0, 0.1, False, noise=other).problems[0]
