@@ -38,6 +38,7 @@ from jax.flatten_util import ravel_pytree
 from haiku_posteriors.core import curvature, trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.errors import UserError, unknown_name
+from haiku_posteriors.core.factors import inverse_factor
 from haiku_posteriors.core.gauss_newton import (
     Kronecker,
     chosen,
@@ -45,7 +46,6 @@ from haiku_posteriors.core.gauss_newton import (
     sum_over_jacobians,
 )
 from haiku_posteriors.core.layerwise import layers
-from haiku_posteriors.core.layerwise.factors import inverse_factor
 from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method

@@ -28,20 +28,18 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.implicit.samplers import Sampler, normal_latents, weights_at
+from haiku_posteriors.core.implicit.whitening import Whitened, normal_equations, whitened_map
 from haiku_posteriors.core.log_joint import LogJoint
 
 PRIOR_SHARE = 0.05
 NUM_STARTS, NUM_STEPS = 3, 8  # of Gauss-Newton
 DRAWS_AT_ONCE = 10
 LOG_2_PI = math.log(2 * math.pi)
-
-Whitened = Callable[[jax.Array], jax.Array]  # z (d,) -> g(z) / s, (D,)
 
 
 class Reverse(Protocol):
@@ -124,10 +122,9 @@ def laplace_mixture(
 
     def decompose(z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Eigenvalues and axes of B^T B at z, and the energy's gradient there."""
-        value, push = jax.linearize(whitened, z)
-        rows = jax.vmap(push)(jnp.eye(z.size, dtype=z.dtype))  # B^T
-        squares, axes = jnp.linalg.eigh(rows @ rows.T)
-        return jnp.maximum(squares, 0), axes, z - rows @ (target - value)
+        gram, pulled = normal_equations(whitened, z, target)
+        squares, axes = jnp.linalg.eigh(gram)
+        return jnp.maximum(squares, 0), axes, z - pulled
 
     def step(_: int, carry: tuple) -> tuple:
         z, lowest, damping = carry
@@ -304,21 +301,6 @@ def hierarchical_bound(
 
     draws = (jnp.arange(num_samples), z, e)
     return jax.lax.map(value, draws, batch_size=min(num_samples, DRAWS_AT_ONCE))
-
-
-def whitened_map(generator: Generator, sampler: Sampler) -> tuple[Whitened, jax.Array]:
-    """z -> g(z) / s as one array (D,), and log s in the same order."""
-    shapes = jax.eval_shape(generator.apply, sampler.generator, jnp.zeros(generator.latent_size))
-    logs = jax.tree.map(
-        lambda log_s, leaf: jnp.broadcast_to(log_s, leaf.shape), sampler.log_scale, shapes
-    )
-    log_scales = ravel_pytree(logs)[0]
-    scales = jnp.exp(log_scales)
-
-    def whitened(z: jax.Array) -> jax.Array:
-        return ravel_pytree(generator.apply(sampler.generator, z))[0] / scales
-
-    return whitened, log_scales
 
 
 def log_standard_normal(values: jax.Array) -> jax.Array:

@@ -21,15 +21,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from haiku_posteriors.core.implicit.bounds import (
-    LOG_2_PI,
-    MakeReverse,
-    Reverse,
-    Whitened,
-    whitened_map,
-)
+from haiku_posteriors.core.factors import inverse_factor
+from haiku_posteriors.core.implicit.bounds import LOG_2_PI, MakeReverse, Reverse
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.implicit.samplers import Sampler, latents
+from haiku_posteriors.core.implicit.whitening import Whitened, normal_equations, whitened_map
 from haiku_posteriors.core.method import optimize
 from haiku_posteriors.core.trees import Params
 
@@ -40,36 +36,47 @@ ROUNDING = 3e-7
 FIT_STEPS, FIT_STEP_SIZE, FIT_DRAWS = 500, 2e-2, 32  # of `fit_encoder`
 
 
-class GaussianReverse(NamedTuple):
-    """N(mean, (factor factor^T)^-1) with a lower triangle, or N(mean, diag(factor)^-2).
+class DiagonalReverse(NamedTuple):
+    """N(mean, diag(exp(log_precision))^-1), both (d,)."""
+
+    mean: jax.Array
+    log_precision: jax.Array
+
+    def sample(self, rng_key: jax.Array, num_draws: int) -> jax.Array:
+        """See `core.implicit.bounds.Reverse`."""
+        noise = jax.random.normal(rng_key, (num_draws, self.mean.size), self.mean.dtype)
+        return self.mean + noise * jnp.exp(-self.log_precision / 2)
+
+    def log_density(self, z: jax.Array) -> jax.Array:
+        """See `core.implicit.bounds.Reverse`."""
+        squares = jnp.sum((z - self.mean) ** 2 * jnp.exp(self.log_precision), axis=-1)
+        return (jnp.sum(self.log_precision) - squares - z.shape[-1] * LOG_2_PI) / 2
+
+
+class LaplaceReverse(NamedTuple):
+    """N(mean, A^-1).
 
     Attributes:
       mean: (d,).
-      factor: (d, d) or (d,).
+      precision: A, (d, d).
+      factor: the inverse Cholesky factor G of A, A^-1 = G^T G (`core.factors`), (d, d).
     """
 
     mean: jax.Array
+    precision: jax.Array
     factor: jax.Array
 
     def sample(self, rng_key: jax.Array, num_draws: int) -> jax.Array:
         """See `core.implicit.bounds.Reverse`."""
         noise = jax.random.normal(rng_key, (num_draws, self.mean.size), self.mean.dtype)
-        if self.factor.ndim == 1:
-            return self.mean + noise / self.factor
-        solved = jax.scipy.linalg.solve_triangular(self.factor, noise.T, lower=True, trans=1)
-        return self.mean + solved.T
+        return self.mean + noise @ self.factor
 
     def log_density(self, z: jax.Array) -> jax.Array:
         """See `core.implicit.bounds.Reverse`."""
         offset = z - self.mean
-        is_diagonal = self.factor.ndim == 1
-        scaled = offset * self.factor if is_diagonal else offset @ self.factor
-        diagonal = self.factor if is_diagonal else jnp.diagonal(self.factor)
-        return (
-            jnp.sum(jnp.log(diagonal))
-            - jnp.sum(scaled**2, axis=-1) / 2
-            - z.shape[-1] / 2 * LOG_2_PI
-        )
+        squares = jnp.sum(offset @ self.precision * offset, axis=-1)
+        log_det = -2 * jnp.sum(jnp.log(jnp.diagonal(self.factor)))
+        return (log_det - squares - z.shape[-1] * LOG_2_PI) / 2
 
 
 def init_encoder(rng_key: jax.Array, latent_size: int, dtype: jnp.dtype) -> Params:
@@ -94,20 +101,18 @@ def encoded_reverse(encoder: Params, latent_size: int) -> MakeReverse:
         return x + hidden @ encoder["output"]["w"] + encoder["output"]["b"]
 
     def laplace(whitened: Whitened, target: jax.Array) -> Reverse:
-        def step(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-            """One Gauss-Newton step from z, and the factor of A there."""
-            value, push = jax.linearize(whitened, z)
-            rows = jax.vmap(push)(jnp.eye(latent_size, dtype=z.dtype))  # B^T
-            gram = rows @ rows.T
+        def step(z: jax.Array) -> LaplaceReverse:
+            """N(m, A^-1) with A at z, and m by one Gauss-Newton step from there."""
+            gram, pulled = normal_equations(whitened, z, target)
             # A little more than A has a factor where rounding errors of a large B^T B exceed I.
             more = 1 + ROUNDING * jnp.trace(gram)
-            factor = jnp.linalg.cholesky(gram + more * jnp.eye(latent_size, dtype=z.dtype))
+            precision = gram + more * jnp.eye(latent_size, dtype=z.dtype)
+            factor = inverse_factor(precision)
             # A^-1 (B^T (w - g(z)) / s + B^T B z): the same as z less the step along the gradient.
-            right = rows @ (target - value + z @ rows)
-            return jax.scipy.linalg.cho_solve((factor, True), right), factor
+            return LaplaceReverse(factor.T @ (factor @ (pulled + gram @ z)), precision, factor)
 
-        first, _ = step(jnp.zeros(latent_size, target.dtype))
-        return GaussianReverse(*step(correct(first)))
+        first = step(jnp.zeros(latent_size, target.dtype))
+        return step(correct(first.mean))
 
     def diagonal(whitened: Whitened, target: jax.Array) -> Reverse:
         zero = jnp.zeros(latent_size, target.dtype)
@@ -117,7 +122,7 @@ def encoded_reverse(encoder: Params, latent_size: int) -> MakeReverse:
         found, _ = jax.scipy.sparse.linalg.cg(
             lambda v: v + transpose(push(v))[0], right, maxiter=CG_STEPS, tol=0.0
         )
-        return GaussianReverse(correct(found), jnp.exp(encoder["precision"]["log"] / 2))
+        return DiagonalReverse(correct(found), encoder["precision"]["log"])
 
     return laplace if latent_size <= LAPLACE_LIMIT else diagonal
 

@@ -41,12 +41,31 @@ class Generator(NamedTuple):
       init: (rng_key, center, spread) -> the generator's parameters, such that g(z) has about the
         mean `center` and the standard deviations `spread` (a tree of numbers like `center`).
       apply: (the generator's parameters, z of shape (d,)) -> weights, in the structure of `center`.
+      readout: (the generator's parameters) -> their `Readout`; None where g has no such form.
     """
 
     latent_size: int
     num_weights: int
     init: Callable[[jax.Array, Params, Params], Params]
     apply: Callable[[Params, jax.Array], Params]
+    readout: Callable[[Params], "Readout"] | None = None
+
+
+class Readout(NamedTuple):
+    """g(z) = features(z) @ matrix + offset, all weights as one array, in `ravel_pytree`'s order.
+
+    A Jacobian dg/dz = matrix^T dfeatures/dz need not be built for D weights: J^T J is made of
+    matrix @ matrix^T, which all draws share (`core.implicit.whitening`).
+
+    Attributes:
+      features: z (d,) -> (F,).
+      matrix: (F, D).
+      offset: (D,).
+    """
+
+    features: Callable[[jax.Array], jax.Array]
+    matrix: jax.Array
+    offset: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +184,17 @@ def make_generator(description: MLP | Matrix, shapes: Params) -> Generator:
         spread = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), shapes)
         return transformed.apply(params, None, z, center, spread)
 
-    return Generator(latent_size, trees.size(shapes), init, apply)
+    def readout(params: Params) -> Readout:
+        assert isinstance(description, MLP)
+        return _mlp_readout(description, params)
+
+    return Generator(
+        latent_size,
+        trees.size(shapes),
+        init,
+        apply,
+        readout if isinstance(description, MLP) else None,
+    )
 
 
 def automatic(shapes: Params, max_parameters: int | None = None) -> MLP | Matrix:
@@ -214,30 +243,45 @@ def _mlp(
     leaves, structure = jax.tree.flatten(center)
     flat = jnp.concatenate([leaf.ravel() for leaf in leaves])
     spreads = jax.tree.map(lambda s, w: jnp.full(w.size, s, w.dtype), spread, center)
+    hidden, *direct = _mlp_features(description, z, normals)
     # Half of the variance comes by each path.
-    paths = 1 + (description.linear_path and len(description.hidden_sizes) > 0)
-    scale = jnp.concatenate(jax.tree.leaves(spreads)) / math.sqrt(paths)
-
-    hidden = z
-    for index, width in enumerate(description.hidden_sizes):
-        w_init = normals.scaled(hidden.size**-0.5)
-        hidden = _elu(hk.Linear(width, w_init=w_init, name=f"hidden_{index}")(hidden))
-    # Inputs divided by the root of their number, and weights larger by it: the steps of an
-    # optimizer, of one size for all weights, then change g(z) no more in a wide layer than in a
-    # narrow one.
+    scale = jnp.concatenate(jax.tree.leaves(spreads)) / math.sqrt(1 + len(direct))
     output = hk.Linear(
         flat.size, w_init=normals.scaled(scale), b_init=_constant(flat), name="output"
     )
-    weights = output(hidden * hidden.size**-0.5)
-    if paths == 2:
+    weights = output(hidden)
+    for features in direct:
         path = hk.Linear(
             flat.size, with_bias=False, w_init=normals.scaled(scale), name="linear_path"
         )
-        weights += path(z * z.size**-0.5)
+        weights += path(features)
     ends = [sum(leaf.size for leaf in leaves[: i + 1]) for i in range(len(leaves) - 1)]
     parts = jnp.split(weights, ends)
     shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
     return jax.tree.unflatten(structure, shaped)
+
+
+def _mlp_features(description: MLP, z: jax.Array, normals: Normals) -> list[jax.Array]:
+    """What enters the output layer: the last hidden layer and, if it has its own path, z.
+
+    Divided by the root of their number, with weights larger by it: the steps of an optimizer, of
+    one size for all weights, then change g(z) no more in a wide layer than in a narrow one.
+    """
+    hidden = z
+    for index, width in enumerate(description.hidden_sizes):
+        w_init = normals.scaled(hidden.size**-0.5)
+        hidden = _elu(hk.Linear(width, w_init=w_init, name=f"hidden_{index}")(hidden))
+    direct = [z] if description.linear_path and description.hidden_sizes else []
+    return [features * features.size**-0.5 for features in (hidden, *direct)]
+
+
+def _mlp_readout(description: MLP, params: Params) -> Readout:
+    """The output layer of `_mlp`, and what enters it."""
+    entering = hk.transform(lambda z: jnp.concatenate(_mlp_features(description, z, Normals(None))))
+    matrices = [params[name]["w"] for name in ("output", "linear_path") if name in params]
+    return Readout(
+        lambda z: entering.apply(params, None, z), jnp.concatenate(matrices), params["output"]["b"]
+    )
 
 
 def _matrix(

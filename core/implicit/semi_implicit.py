@@ -22,9 +22,10 @@ import jax.numpy as jnp
 
 from haiku_posteriors.core import trees
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.implicit.bounds import Whitened, log_standard_normal, whitened_map
+from haiku_posteriors.core.implicit.bounds import log_standard_normal
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.implicit.samplers import Sampler, normal_latents, weights_at
+from haiku_posteriors.core.implicit.whitening import Whitened, whitened_map
 from haiku_posteriors.core.log_joint import LogJoint
 
 DRAWS_AT_ONCE = 10

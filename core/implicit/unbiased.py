@@ -28,10 +28,10 @@ import jax.numpy as jnp
 from haiku_posteriors.core import hamiltonian
 from haiku_posteriors.core.data import Data
 from haiku_posteriors.core.implicit import bounds
-from haiku_posteriors.core.implicit.bounds import Whitened, whitened_map
 from haiku_posteriors.core.implicit.encoders import LAPLACE_LIMIT
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.implicit.samplers import Sampler
+from haiku_posteriors.core.implicit.whitening import Whitened, normal_equations, whitened_map
 
 TARGET, RATE = 0.9, 0.02  # of the acceptance, and of the step size's logarithm a minibatch
 JITTER = 0.3  # of the step size: no trajectory length is a period for good
@@ -90,9 +90,8 @@ def metric_at_zero(whitened: Whitened, latent_size: int, dtype: jnp.dtype) -> ja
     identity = jnp.eye(latent_size, dtype=dtype)
     if latent_size > LAPLACE_LIMIT:
         return identity
-    _, push = jax.linearize(whitened, jnp.zeros(latent_size, dtype))
-    rows = jax.vmap(push)(identity)  # B^T
-    squares, axes = jnp.linalg.eigh(rows @ rows.T)
+    zero = jnp.zeros(latent_size, dtype)
+    squares, axes = jnp.linalg.eigh(normal_equations(whitened, zero, whitened(zero)).gram)
     return axes.T / jnp.sqrt(1 + jnp.maximum(squares, 0))[:, None]
 
 

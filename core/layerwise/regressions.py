@@ -23,7 +23,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from haiku_posteriors.core.layerwise.factors import inverse_factor
+from haiku_posteriors.core.factors import inverse_factor
 
 
 class Regression(NamedTuple):

@@ -14,12 +14,14 @@ import pytest
 import scipy.stats
 from scenarios import LinearGaussian
 
+from haiku_posteriors.core import factors
 from haiku_posteriors.core.implicit import (
     bounds,
     encoders,
     generators,
     implicit_vi,
     jacobian,
+    whitening,
 )
 from haiku_posteriors.core.implicit.implicit_vi import Estimator, Objective
 from haiku_posteriors.core.implicit.samplers import Sampler, Start
@@ -209,12 +211,15 @@ def test_densities_are_those_of_the_draws():
 
 
 def test_gaussian_reverse_models():
-    factor = jnp.array([[2.0, 0.0], [0.7, 1.5]])
+    precision = jnp.array([[4.0, 1.4], [1.4, 2.7]])
     mean = jnp.array([1.0, -1.0])
     z = jax.random.normal(jax.random.key(0), (5, 2))
-    for given, precision in ((factor, factor @ factor.T), (jnp.diagonal(factor), None)):
-        matrix = np.diag(np.diagonal(factor) ** 2) if precision is None else np.asarray(precision)
-        reverse = encoders.GaussianReverse(mean, given)
+    laplace = encoders.LaplaceReverse(mean, precision, factors.inverse_factor(precision))
+    diagonal = encoders.DiagonalReverse(mean, jnp.log(jnp.diagonal(precision)))
+    for reverse, matrix in (
+        (laplace, np.asarray(precision)),
+        (diagonal, np.diag(np.diagonal(precision))),
+    ):
         known = scipy.stats.multivariate_normal(np.asarray(mean), np.linalg.inv(matrix))
         np.testing.assert_allclose(reverse.log_density(z), known.logpdf(z), rtol=1e-5)
         draws = np.asarray(reverse.sample(jax.random.key(1), 20_000))
@@ -306,7 +311,7 @@ def test_a_fitted_encoder_tightens_the_bound(monkeypatch):
     weights = generator.init(jax.random.key(0), center, spread)
     log_scale = {"linear": {"w": jnp.full((3, 1), math.log(0.2))}}
     sampler = Sampler(weights, log_scale, {"linear": {"w": None}})
-    whitened, _ = bounds.whitened_map(generator, sampler)
+    whitened, _ = whitening.whitened_map(generator, sampler)
     flat = np.asarray(jax.jacfwd(whitened)(jnp.zeros(3)), float) * 0.2
     truth = scipy.stats.multivariate_normal(cov=flat @ flat.T + 0.04 * np.eye(3)).entropy()
 

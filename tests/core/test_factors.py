@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from haiku_posteriors.core.layerwise.factors import BLOCK, inverse_factor
+from haiku_posteriors.core.factors import BLOCK, inverse_factor
 
 
 def numpy_factor(matrix):
