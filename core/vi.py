@@ -94,6 +94,14 @@ def initial_variational(
     return VariationalParams(mean, raw_scale, point, log_prior_scale)
 
 
+def around(
+    log_joint: LogJoint, params: Params, scales: Params, learn_prior_scale: str | None = None
+) -> VariationalParams:
+    """q around `params` with the standard deviations `scales` of the random parameters."""
+    begun = initial_variational(log_joint, params, learn_prior_scale=learn_prior_scale)
+    return begun._replace(raw_scale=jax.tree.map(inverse_softplus, scales))
+
+
 def inverse_softplus(sigma: float | jax.Array) -> jax.Array:
     """rho for a standard deviation."""
     return sigma + jnp.log(-jnp.expm1(-sigma))

@@ -694,7 +694,8 @@ def test_a_damaged_run_is_not_gone_on_with(name, finished, tmp_path, capsys, mon
 
 def test_the_leftover_of_a_crash_is_no_checkpoint(tmp_path, monkeypatch):
     """Taken for one, it would have left out the pretraining."""
-    settings = run_implicit.cmd_args_utils.parse(run_implicit.GROUPS, ["--pretrain_epochs=3"])
+    flags = ["--pretrain_epochs=3", "--noise_scale=0.01"]  # scales of its own need parameters
+    settings = run_implicit.cmd_args_utils.parse(run_implicit.GROUPS, flags)
     task = run_implicit.tasks.load_task("implicit", settings)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/.epoch_00000003.safetensors.99.tmp").touch()

@@ -144,7 +144,18 @@ def find_starts(task: Task, directory: pathlib.Path) -> Params | vi.VariationalP
         return None
     num_rows = len(task.dataset.y_train)
     optimizer = optim_utils.optimizer_of(settings, num_rows, settings.pretrain_epochs)
-    return pretrain.map_solutions(task, directory, optimizer)
+    trained = pretrain.map_solutions(task, directory, optimizer)
+    # The noise begins as wide as the posterior is around the network: with 0.01 for all weights
+    # training has first to find their scales.
+    scales_given = settings.was_given("noise_scale") or not settings.learn_noise_scale
+    if trained is None or scales_given or not local_scales.is_affordable(task):
+        return trained
+
+    def begin(key: jax.Array, params: Params, scales: Params) -> vi.VariationalParams:
+        del key
+        return vi.around(log_joint, params, scales)
+
+    return local_scales.curvature_starts(task, trained, begin, vi.MeanFieldFamily(log_joint))
 
 
 def final_draws(

@@ -116,8 +116,7 @@ def _around(task: Task, key: jax.Array, params: Params, scales: Params) -> Poste
         return multiplicative_flows.initial_multiplicative(
             key, log_joint, params, scale=scales, **_flow_sizes(settings)
         )
-    begun = vi.initial_variational(log_joint, params, 1.0, _learned_scale(settings))
-    return begun._replace(raw_scale=jax.tree.map(vi.inverse_softplus, scales))
+    return vi.around(log_joint, params, scales, _learned_scale(settings))
 
 
 def _at_prior(task: Task, directory: pathlib.Path) -> Posterior:

@@ -22,8 +22,7 @@ def first_scales(path, inputs, targets, weights, *flags):
     task = tasks.load_task("vi", settings)
 
     def around(key, params, scales):
-        begun = vi.initial_variational(task.log_joint, params)
-        return begun._replace(raw_scale=jax.tree.map(vi.inverse_softplus, scales))
+        return vi.around(task.log_joint, params, scales)
 
     leaves = trees.named_leaves(task.log_joint.shapes)
     given = {
