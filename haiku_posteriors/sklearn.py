@@ -53,8 +53,8 @@ class PosteriorRegressor(RegressorMixin, PosteriorEstimator):
     num_burn_in : steps before draws are kept.
     num_chains : chains, or members.
     num_draws : draws of each chain or member.
-    warm_start_epochs : of Adam, before chains of "hmc" and "mclmc" start; 0 starts them from the
-        prior.
+    warm_start_epochs : of Adam, before chains and generators ("implicit") start; 0 starts them from
+        the prior, or from a network's random start.
     step_size : of the sampler or optimizer; HMC adapts it by default.
     batch_size : maximum rows per minibatch.
     options : further arguments of the method's function in `haiku_posteriors.core`, a dict.

@@ -105,7 +105,7 @@ class PosteriorEstimator(Wishes, BaseEstimator):
         self.draws_ = result.draws
         self.train_metrics_ = result.train_metrics
         self.diagnostics_ = diagnose(result) if diagnose else {}
-        if "notes" in self.diagnostics_:
+        if "notes" in self.diagnostics_ and plan.collects:  # of chains
             self.diagnostics_["notes"] += warm_start.notes(starts, plan.warm_start_epochs)
         self._record = _record(result, run.test_targets, plan)
         at_once = min(plan.num_draws, draws_per_block(log_joint.shapes, plan.num_chains))

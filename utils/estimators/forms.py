@@ -30,7 +30,7 @@ class Wishes:
       num_burn_in: steps before draws are kept, of samplers.
       num_chains: chains, or members.
       num_draws: draws of each chain or member to keep.
-      warm_start_epochs: of Adam, before chains start; 0 starts them from the prior.
+      warm_start_epochs: of Adam, before chains and generators start; 0 for chains from the prior.
       step_size: of leapfrog, of the optimizer, or of the stochastic gradient sampler.
       batch_size: maximum rows per minibatch.
       options: further arguments of the method's function in `core`.

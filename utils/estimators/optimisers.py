@@ -67,11 +67,12 @@ def implicit(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
         step_size=1e-3,
         draws_per_step=options["num_samples"],
         largest_step=settings.MAX_GENERATOR_STEP,
+        starts_trained=True,
     )
     # Clipped as in run_implicit.py.
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), training.optimizer())
     method = implicit_vi.implicit_vi(log_joint, optimizer, training.batch_size, **options)
-    return training.plan(method)
+    return training.plan(method)._replace(warm_start_epochs=training.warm_start_epochs)
 
 
 class _Training:
@@ -86,13 +87,21 @@ class _Training:
         step_size: float = 1e-2,
         draws_per_step: int = 1,
         largest_step: float = math.inf,
+        starts_trained: bool = False,
     ):
-        """`step_size` is that of a schedule; without one it is the scripts', to `largest_step`."""
-        forms.refuse(wishes, "num_burn_in", "warm_start_epochs")
+        """`step_size` is that of a schedule; without one it is the scripts', to `largest_step`.
+
+        With `starts_trained` members that end by themselves start at networks trained by Adam, as
+        those of the scripts do: around a network's random start a generator is all but lost.
+        """
+        forms.refuse(wishes, "num_burn_in", *(() if starts_trained else ("warm_start_epochs",)))
         self.options = wishes.options or {}
         self._log_joint, self._wishes, self._objective = log_joint, wishes, objective
-        self._by_itself = wishes.num_steps is None
+        self._num_rows, self._by_itself = num_rows, wishes.num_steps is None
         rows = forms.BATCH_SIZE
+        self.warm_start_epochs = wishes.warm_start_epochs or 0
+        if starts_trained and self._by_itself and wishes.warm_start_epochs is None:
+            self.warm_start_epochs = settings.warm_start_epochs(num_rows)
         if self._by_itself:
             rows = settings.affordable_rows(trees.size(log_joint.shapes), draws_per_step)
             step = settings.STEP_OVER_PRIOR_STD * min(jax.tree.leaves(log_joint.prior_scales))
@@ -118,8 +127,11 @@ class _Training:
         rules = rules._replace(num_evaluations=objective.evaluation_epochs(self._batches))
 
         def diagnose(result: RunResult) -> dict[str, Any]:
+            noise = None
+            if objective is training_report.LOG_JOINT:
+                noise = training_report.learned_noise(self._log_joint, result.state, self._num_rows)
             verdict, content = training_report.judge_training(
-                result.state.progress, rules, objective
+                result.state.progress, rules, objective, noise=noise
             )
             return {**content, **verdicts.as_content(verdict)}
 
