@@ -2,6 +2,7 @@
 
 python evaluate_uncertainty.py --runs=runs/hmc/x,runs/vi/y --data_dir=path/to/data
 python evaluate_uncertainty.py --runs=runs/sgd/mnist --ood_sets=fashion_mnist,my_images.npz
+python evaluate_uncertainty.py --runs=runs/sgd/mnist --shifts=false       foreign sets alone
 """
 
 import pathlib
@@ -26,6 +27,7 @@ FLAGS = (
     ),
     Flag("num_draws", "integer", 50, "Maximum draws per run, evenly chosen.", lower_bound=1),
     Flag("num_rows", "integer", 1000, "Maximum rows per foreign or shifted set.", lower_bound=2),
+    Flag("shifts", "bool", True, "Corrupt and rotate test rows, too: most of the time."),
     Flag("data_dir", "path", None, "Folder with data files.", "the one of each run"),
     Flag("dir", "path", None, "Folder of the report.", "'uncertainty' in the first run's folder"),
 )
@@ -39,6 +41,7 @@ def evaluate(
     num_rows: int,
     data_dir: str | None,
     directory: pathlib.Path | None,
+    with_shifts: bool = True,
 ) -> None:
     """Evaluates every run and writes one report of all.
 
@@ -49,6 +52,7 @@ def evaluate(
       num_rows: maximum rows of each foreign or shifted set.
       data_dir: folder of data files; None for the one of each run.
       directory: folder of the report; None for `uncertainty` in the folder of the first run.
+      with_shifts: whether test rows are corrupted and rotated.
     """
     if not runs:
         raise UserError("Give the folders of finished runs as --runs.")
@@ -62,7 +66,9 @@ def evaluate(
     evaluations, notes = [], []
     for one in run_folders.distinct_names(opened):
         print(f"Evaluating {one.path} ...", flush=True)
-        evaluation, sentences = uncertainty.evaluate(one, ood_sets, num_draws, num_rows, data_dir)
+        evaluation, sentences = uncertainty.evaluate(
+            one, ood_sets, num_draws, num_rows, data_dir, with_shifts
+        )
         evaluations.append(evaluation)
         notes += [sentence for sentence in sentences if sentence not in notes]
     uncertainty.write(directory, evaluations, notes)
@@ -78,6 +84,7 @@ def run(settings: Settings) -> None:
         settings.num_rows,
         settings.data_dir,
         pathlib.Path(settings.dir) if settings.dir else None,
+        settings.shifts,
     )
 
 

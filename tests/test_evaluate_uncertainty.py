@@ -42,6 +42,22 @@ def test_a_report_of_shifts_and_foreign_rows(ensemble, tmp_path):
     assert (tmp_path / "u/uncertainty.html").read_text().count("data:image/png;base64") == 5
 
 
+def test_without_shifts_foreign_rows_are_told_alone(ensemble, tmp_path):
+    sets = [str(ensemble / "noise.npz")]
+    for name, with_shifts in (("all", True), ("foreign", False)):
+        evaluate_uncertainty.evaluate(
+            [str(ensemble / "digits")], sets, 2, 10, None, tmp_path / name, with_shifts
+        )
+    found = {}
+    for name in ("all", "foreign"):
+        with (tmp_path / name / "uncertainty.csv").open() as file:
+            found[name] = {row["metric"]: row["value"] for row in csv.DictReader(file)}
+    left_out = found["all"].keys() - found["foreign"].keys()
+    assert "accuracy/rotation/90" in left_out
+    assert found["foreign"] == {k: v for k, v in found["all"].items() if k not in left_out}
+    assert not (tmp_path / "foreign" / "rotations.png").exists()
+
+
 def test_a_regression_under_noise_on_its_features(tmp_path, capsys):
     run = synthetic_runs.write_toy_run(tmp_path / "toy", draws=2)
     evaluate_uncertainty.evaluate([str(run)], None, 3, 20, None, None)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from haiku_posteriors.core.judging import metrics
+from haiku_posteriors.core.judging import loo, metrics
 from haiku_posteriors.core.judging.predictions import Predictions, evenly, join
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import State
@@ -16,7 +16,10 @@ from haiku_posteriors.utils.chains import Program, Purposes
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.draws import DrawStore
 
-TRAIN_DRAWS_EVALUATED = 50  # maximum draws per chain in the training metrics of the summary
+TRAIN_DRAWS_EVALUATED = 50  # maximum draws per chain in training metrics
+# Predictions of training rows, at most, that they are of: on MNIST twenty draws of a small
+# convolutional network would take as long as six epochs of its training.
+MAX_TRAIN_PREDICTIONS = 300_000
 # Training log-likelihoods that are kept, one a draw and row: 64 MB of float32.
 MAX_TRAIN_LOG_LIKELIHOODS = 2**24
 TABLE_COLUMNS = {
@@ -128,8 +131,12 @@ class Collection:
         """
         collected = self.predictions()
         train, test = [], []
+        left = self._num_evaluated(self._num_draws)
         for draws in self._sample(state, self._purposes.evaluate, step):
-            train.append(self._predict(draws, self.train))
+            if left > 0:
+                few = jax.tree.map(lambda leaf, most=left: leaf[:, :most], draws)
+                train.append(self._predict(few, self.train))
+                left -= train[-1].outputs.shape[1]
             if not just_collected:
                 test.append(self._predict(draws, self.test))
         if not hosts.is_first():
@@ -152,29 +159,44 @@ class Collection:
             count, values["disagreement"] = 2, ensemble["disagreement"]
         return values, shown, count
 
-    def train_metrics(self) -> dict[str, float]:
-        """Metrics of some of the kept draws on the training rows; none but on the first process."""
-        total = self.store.num_draws
-        few = np.unique(np.linspace(0, total - 1, min(total, TRAIN_DRAWS_EVALUATED)).astype(int))
-        chosen = self._on_all(self.store.chosen(few))
-        parts = [self._predict(draws, self.train) for draws in chosen]
-        if not hosts.is_first():
-            return {}
-        return metrics.of_predictions(join(parts, self.train_targets))
+    def train_results(self) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+        """What kept draws say of the training rows.
 
-    def train_log_likelihoods(self) -> tuple[np.ndarray, np.ndarray]:
-        """(chains, some draws, training rows), in the units of y, float32; and which draws."""
+        Returns:
+          Metrics of some draws, none but on the first process; log-likelihoods (chains, some draws,
+          training rows), in the units of y, float32; which draws these are.
+        """
         chains, total = self._num_chains, self.store.num_draws
+        few = evenly(total, self._num_evaluated(total))
+        parts = self._predict_train(few)
+        found = metrics.of_predictions(join(parts, self.train_targets)) if hosts.is_first() else {}
         # Whole blocks: a program for the last, shorter one would have to be compiled.
         most = MAX_TRAIN_LOG_LIKELIHOODS // (chains * self.train.num_rows)
         most -= most % TRAIN_DRAWS_EVALUATED if most > TRAIN_DRAWS_EVALUATED else 0
         kept = evenly(total, max(1, most))
-        parts = [
-            self._predict(draws, self.train).log_likelihoods
-            for draws in self._on_all(self.store.chosen(kept, TRAIN_DRAWS_EVALUATED))
-        ]
-        found = [part.astype(np.float32) for part in parts if part is not None]
-        return np.concatenate(found, axis=1), kept
+        # Too few for leaving rows out: those that are predicted with anyway will do.
+        if chains * len(kept) < loo.MIN_DRAWS:
+            kept = few
+        if len(kept) > len(few):
+            parts = self._predict_train(kept)
+        log_likelihoods = [part.log_likelihoods for part in parts]
+        return (
+            found,
+            np.concatenate(
+                [part.astype(np.float32) for part in log_likelihoods if part is not None], axis=1
+            ),
+            kept,
+        )
+
+    def _predict_train(self, draws: np.ndarray) -> list[Predictions]:
+        """Of the training rows, by kept draws."""
+        chosen = self._on_all(self.store.chosen(draws, TRAIN_DRAWS_EVALUATED))
+        return [self._predict(part, self.train) for part in chosen]
+
+    def _num_evaluated(self, num_draws: int) -> int:
+        """Of so many draws of a chain, how many training metrics are of."""
+        affordable = MAX_TRAIN_PREDICTIONS // (self._num_chains * self.train.num_rows)
+        return max(1, min(num_draws, affordable, TRAIN_DRAWS_EVALUATED))
 
     def _on_all(self, parts: Iterator[Params]) -> Iterator[Params]:
         """Draws from the store, placed on the devices; it is process 0's."""

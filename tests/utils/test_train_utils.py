@@ -13,7 +13,7 @@ from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.priors import make_prior
-from haiku_posteriors.utils import checkpoint_utils, data_utils, draws, models
+from haiku_posteriors.utils import checkpoint_utils, collection, data_utils, draws, models
 from haiku_posteriors.utils.files import read_rows
 from haiku_posteriors.utils.logging_utils import RunLog
 from haiku_posteriors.utils.train_utils import Answer, DivergedError, Enough, Run
@@ -77,6 +77,21 @@ def test_result_is_complete(whole):
     # Convexity: the mixture's score is at least as good as the mean of its members' scores.
     assert result.test_metrics["nll"] <= result.member_metrics["nll"]
     assert [row["epoch"] for row in read_rows(directory / "metrics.jsonl")] == [3, 6, 8]
+
+
+def test_many_training_rows_are_predicted_by_few_draws(problem, whole, monkeypatch):
+    """Test rows by all draws; training metrics, and what is kept of them, by the middle one."""
+    rows = len(problem[1].y_train)
+    monkeypatch.setattr(collection, "MAX_TRAIN_PREDICTIONS", 2 * 3 * rows - 1)
+    few, all_of_them = make_run(problem).finish(), whole[0]
+    assert few.test_metrics == all_of_them.test_metrics
+    assert few.train_draws.tolist() == [1] and all_of_them.train_draws.tolist() == [0, 1, 2]
+    middle = all_of_them.train_log_likelihoods[:, 1:2]
+    np.testing.assert_array_equal(few.train_log_likelihoods, middle)
+    flat = middle.reshape(-1, rows).astype(np.float64)
+    np.testing.assert_allclose(
+        few.train_metrics["nll"], metrics.negative_log_likelihood(flat), rtol=1e-5
+    )
 
 
 def test_without_a_folder_nothing_is_written_and_the_result_is_the_same(problem, whole):

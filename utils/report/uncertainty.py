@@ -81,6 +81,7 @@ def evaluate(
     max_draws: int,
     max_rows: int,
     data_dir: str | None,
+    with_shifts: bool = True,
 ) -> tuple[Evaluation, list[str]]:
     """Rebuilds the network of a run, gives it draws of the run, and evaluates them.
 
@@ -90,6 +91,7 @@ def evaluate(
       max_draws: maximum number of draws, evenly chosen.
       max_rows: maximum number of test rows in each shift, and of rows of each foreign set.
       data_dir: the folder of data files; None for the run's own.
+      with_shifts: whether test rows are corrupted and rotated as well, in some fifty ways.
 
     Returns:
       The evaluation, and a sentence for each foreign set that could not be used.
@@ -116,7 +118,8 @@ def evaluate(
         for name, outside in foreign.items():
             numbers |= _detection_numbers(name, scores, outside, MAIN_SCORE[test.task])
             main_scores[name] = outside[MAIN_SCORE[test.task]]
-        shifted = _shift_results(space, values, dataset, predict, max_rows)
+        if with_shifts:
+            shifted = _shift_results(space, values, dataset, predict, max_rows)
         numbers |= {
             f"{metric}/{kind}/{strength:g}": Estimate(value)
             for kind, strength, found in shifted
