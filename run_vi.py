@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from haiku_posteriors.core import dropout, gaussian_dropout, sgd, trees
+from haiku_posteriors.core import dropout, gaussian_dropout, kl_weights, sgd, trees
 from haiku_posteriors.core.densities import BoundedFamily, Family, Posterior
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.judging import loo
+from haiku_posteriors.core.judging.training import Objective
 from haiku_posteriors.core.method import Method, State
 from haiku_posteriors.core.trees import Params
 from haiku_posteriors.utils import (
@@ -70,6 +71,7 @@ GROUPS = {
     **family_flags.GROUPS,
     "Refinement": cmd_args_utils.REFINEMENT,
 }
+ELBO_WEIGHTS = ("graves", "blundell")  # of mean 1 over an epoch
 SMALL = 3000  # parameters up to which the ELBO is evaluated at the end
 
 
@@ -175,7 +177,7 @@ def run(settings: Settings) -> None:
         task,
         directory,
         method,
-        OBJECTIVES[task.method],
+        objective_of(task),
         num_members=settings.num_members,
         measure=functools.partial(measure, task, family),
         initial_params=find_starts(task, directory, given),
@@ -183,6 +185,16 @@ def run(settings: Settings) -> None:
         change_draws=change_draws,
         judge=judges.get(task.method),
     )
+
+
+def objective_of(task: Task) -> Objective:
+    """What is maximised, which is an ELBO with the reverse KL in full alone."""
+    found, settings = OBJECTIVES[task.method], task.settings
+    if task.method != "vi":
+        return found
+    name = settings.kl_weight
+    is_full = name in ELBO_WEIGHTS or (name not in kl_weights.KL_WEIGHTS and float(name) == 1)
+    return found if is_full and settings.kl == "reverse" else found._replace(name="objective")
 
 
 def find_starts(

@@ -8,9 +8,7 @@ import pytest
 import run_implicit
 import run_smc
 import run_vi
-from haiku_posteriors.utils import files
-
-pytestmark = pytest.mark.slow  # an SMC run, and a fit for every family
+from haiku_posteriors.utils import cmd_args_utils, files, tasks
 
 # Bounds hold after any training: it is short, but for those that come near.
 FITS = {
@@ -38,6 +36,7 @@ def log_evidence(tmp_path_factory):
     return found["value"], found["error"]
 
 
+@pytest.mark.slow  # an SMC run, and a fit for every family
 @pytest.mark.parametrize("name", FITS)
 def test_it_is_below(name, log_evidence, tmp_path):
     """By no more than five errors above: a false failure once in three million runs."""
@@ -49,3 +48,21 @@ def test_it_is_below(name, log_evidence, tmp_path):
     assert found["value"] < value + 5 * math.hypot(found["error"], error)
     if name in ("layerwise", "annealed"):  # near enough for the comparison to say something
         assert found["value"] > value - 35
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ([], "ELBO"),
+        (["--kl_weight=blundell"], "ELBO"),
+        (["--kl_weight=1.0"], "ELBO"),
+        (["--kl_weight=0.1"], "objective"),
+        (["--kl_weight=tempered_graves"], "objective"),
+        (["--kl=forward"], "objective"),
+        (["--method=gaussian_dropout"], "objective"),
+    ],
+)
+def test_only_a_bound_is_called_elbo(flags, name):
+    settings = cmd_args_utils.parse(run_vi.GROUPS, flags)
+    task = tasks.load_task(settings.method, settings)
+    assert run_vi.objective_of(task).name == name
