@@ -16,9 +16,12 @@ Two kinds of inducing inputs:
     minibatch   U are M rows of the minibatch, others at every step; v is what a learned network
                 puts out for them, and precisions depend on the unit alone, so that nothing is
                 stored per row. Every U makes a q, whose ELBO is a bound, and so is the mean of
-                these over U. Draws and densities are those of the U of the last step.
+                these over U. q knows the rows of U better than others: given U, they count once,
+                and the n - M others of the minibatch stand for the N - M others of the data.
+                Draws and densities are those of the U of the last step.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -217,9 +220,8 @@ def layerwise_vi(
     ) -> tuple[LayerwiseState, Info]:
         inputs = state.posterior.inducing_inputs
         if inducing == "minibatch":
-            inputs = _some_rows(
-                jax.random.fold_in(rng_key, 1), batch, batch_size, count_rows(inputs)
-            )
+            key = jax.random.fold_in(rng_key, 1)
+            inputs, batch = split_batch(key, batch, batch_size, count_rows(inputs))
 
         def whole(learned: Layerwise) -> Layerwise:
             return learned if learns_inputs else learned._replace(inducing_inputs=inputs)
@@ -263,12 +265,40 @@ def _standard_inputs(log_joint: LogJoint, count: int = 10) -> Inputs:
     return trees.normal_like(jax.random.key(0), shapes)
 
 
-def _some_rows(rng_key: jax.Array, batch: Data, batch_size: int, count: int) -> Inputs:
-    """`count` of a minibatch's inputs, without the padding that devices ask for."""
-    available = -(-batch.num_rows // num_minibatches(batch.num_rows, batch_size))
-    if count > available:
+def split_batch(
+    rng_key: jax.Array, batch: Data, batch_size: int, count: int
+) -> tuple[Inputs, Data]:
+    """`count` of a minibatch's inputs as U, and the minibatch with weights that know of them.
+
+        sum_{i in U} l_i + (N - M) / (n - M) sum_{i in the minibatch, not in U} l_i
+
+    is, given U, an unbiased estimate of the sum over all data of an l that may depend on U. With
+    weights N / n the rows of U, which q fits best, would be M / n of the sum in place of M / N.
+
+    Args:
+      rng_key: for the choice.
+      batch: a uniformly random subset of the data, with padding of weight 0.
+      batch_size: of which it is a minibatch.
+      count: M.
+
+    Returns:
+      U, and all rows of the minibatch with their new weights.
+    """
+    batches = num_minibatches(batch.num_rows, batch_size)
+    least = batch.num_rows // batches
+    if count > least or (batches > 1 and count == least):
+        others = "" if batches == 1 else ", of which some must be others"
         raise UserError(
-            f"{count} inducing inputs cannot be rows of a minibatch of {available}: lower "
+            f"{count} inducing inputs cannot be rows of a minibatch of {least}{others}: lower "
             "num_inducing, or raise batch_size."
         )
-    return take_rows(batch.inputs, jax.random.permutation(rng_key, available)[:count])
+    available = -(-batch.num_rows // batches)  # without the padding that devices ask for
+    chosen = jax.random.permutation(rng_key, available)[:count]
+    # A short minibatch's padding is a row of another one: chosen, it counts as one of U.
+    is_chosen = jnp.zeros(batch.weights.shape, bool).at[chosen].set(True)
+    is_other = (batch.weights > 0) & ~is_chosen
+    num_others = jnp.sum(is_other).astype(batch.weights.dtype)
+    stands_for = (batch.num_rows - count) / jnp.maximum(num_others, 1)
+    zero = jnp.zeros((), batch.weights.dtype)
+    weights = jnp.where(is_chosen, zero + 1, jnp.where(is_other, stands_for, zero))
+    return take_rows(batch.inputs, chosen), dataclasses.replace(batch, weights=weights)

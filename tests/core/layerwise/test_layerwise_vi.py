@@ -3,6 +3,8 @@
 z-tests are at 5 standard errors, see `scenarios`.
 """
 
+import itertools
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -185,6 +187,46 @@ def test_against_quadrature_over_two_weights(inducing):
     assert masses @ np.exp(joints - densities) == pytest.approx(np.exp(evidence), rel=1e-3)
 
 
+def test_the_objective_of_minibatches_is_the_mean_of_bounds():
+    """11 rows in minibatches of 3 and 4, two of each U: the mean ELBO of q over all U on all rows.
+
+    N / n for every row of a minibatch would count the rows that q knows best too often.
+    """
+    generator = np.random.default_rng(1)
+    inputs = generator.normal(size=(11, 2)).astype(np.float32)
+    targets = (5 * generator.normal(size=(11, 1))).astype(np.float32)
+    model = LinearGaussian(inputs, targets, NOISE, PRIOR_STD)
+    log_joint, data = model.log_joint(), model.data()
+    method = layerwise_vi(
+        log_joint,
+        optax.sgd(0.0),
+        batch_size=4,
+        inducing_inputs=inputs[:2],
+        inducing="minibatch",
+        num_samples=2,
+    )
+    family = find_family(log_joint, jnp.asarray(inputs[:2]))
+    pairs = np.array(list(itertools.combinations(range(11), 2)))
+
+    @jax.jit
+    def evaluate():
+        state = method.init(
+            jax.random.key(0), {"linear": {"w": jnp.ones((2, 1)), "b": jnp.ones(1)}}
+        )
+        keys = jax.random.split(jax.random.key(1), 4000)
+        epochs = jax.lax.map(lambda key: method.step(key, state, data)[1]["elbo"], keys)
+
+        def of_pair(rows):
+            q = state.posterior._replace(inducing_inputs=data.inputs[rows])
+            terms, _ = family.evidence_terms(jax.random.key(2), q, data, 2000)
+            return jnp.mean(terms.elbo)
+
+        return jnp.mean(epochs, axis=1), jnp.mean(jax.vmap(of_pair)(pairs))
+
+    epochs, expected = evaluate()
+    assert_mean(np.asarray(epochs, float), float(expected))
+
+
 def test_training_finds_the_posterior_of_one_layer():
     """From afar, with four inducing inputs for three coefficients: the ELBO nears the evidence."""
     model = LinearGaussian(INPUTS, TARGETS, NOISE, PRIOR_STD)
@@ -221,4 +263,7 @@ def test_refusals():
     method = layerwise_vi(log_joint, batch_size=ROWS, inducing="minibatch")
     data = jax.tree.map(jnp.asarray, make_data(INPUTS, TARGETS))
     with pytest.raises(UserError, match="10 inducing inputs cannot be rows of a minibatch of 9"):
+        jax.eval_shape(method.step, jax.random.key(0), method.init(jax.random.key(1), None), data)
+    method = layerwise_vi(log_joint, batch_size=5, inducing_inputs=INPUTS[:4], inducing="minibatch")
+    with pytest.raises(UserError, match="minibatch of 4, of which some must be others"):
         jax.eval_shape(method.step, jax.random.key(0), method.init(jax.random.key(1), None), data)
