@@ -38,7 +38,7 @@ from haiku_posteriors.utils.stages import refine
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
 LAYERWISE = ("run_vi.py", "--vi_family=layerwise", "--num_evidence_draws=100")
-IMPLICIT = ("run_implicit.py", "--objective=linearised", "--num_epochs=10000")
+LINEARISED = ("run_implicit.py", "--objective=linearised", "--num_epochs=10000")
 # A line is a method: the members of one repeat (0 for as many as draws), the script, its flags.
 # Mixtures of layerwise members differ in their number alone: eight take long on larger posteriors.
 METHODS = {
@@ -48,7 +48,8 @@ METHODS = {
         f"layerwise of {members}": (members, LAYERWISE, "--vi_ensemble_size={draws}")
         for members in (2, 4, 8)
     },
-    "implicit": (1, IMPLICIT, "--num_draws={draws}"),
+    "implicit": (1, ("run_implicit.py",), "--num_draws={draws}"),
+    "implicit linearised": (1, LINEARISED, "--num_draws={draws}"),
     "ensemble": (0, ("run_sgd.py", "--num_epochs=6000"), ""),
 }
 DEFAULT = ("mean-field", "layerwise", "layerwise of 8", "implicit", "ensemble")
