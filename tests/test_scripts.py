@@ -117,6 +117,7 @@ def test_a_time_limit_ends_a_run_that_goes_on_without_it(whole, tmp_path):
     summary, *_ = outcome(tmp_path / "run")
     judged = json.loads((tmp_path / "run" / "diagnostics.json").read_text())
     assert summary["epochs"] < 1000 and "cut short" in judged["problems"][0]
+    assert set(judged["objectives"]) == {None}  # and not zeros
     run_here(run_sgd, RUNS[run_sgd], tmp_path / "run")
     _, draws, _ = outcome(tmp_path / "run")
     for name, expected in outcome(whole(run_sgd)[0])[1].items():

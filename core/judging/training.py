@@ -41,7 +41,7 @@ class Training(NamedTuple):
       last: the trend of the objective over the last round, or the last quarter of a schedule's way.
       num_epochs: of that round; 0 where there is none.
       is_reached: whether training ended by itself; None where its length was given.
-      objectives: mean of the objective over the last round.
+      objectives: mean of the objective over the last round; NaN where none has ended.
     """
 
     last: Trend
@@ -201,7 +201,7 @@ def verdict(
                 "refinement or HMC comes nearer."
             )
         )
-    if bound is not None:
+    if bound is not None and known.all():
         notes.append(_gap(training.objectives, bound, objective.name))
     return Verdict(not problems, tuple(problems), tuple(notes))
 

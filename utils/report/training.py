@@ -28,14 +28,18 @@ def training_of(progress: Progress, rules: Rules) -> Training:
         last = trends.trend(progress.values, weights)
         is_known = np.asarray(progress.num_values) == trends.NUM_BATCHES
         epochs = np.where(is_known, rules.ends[-1] - rules.start, 0)
-        return Training(last, epochs, None, np.asarray(progress.values[:, -1]))
+        return Training(last, epochs, None, _where(is_known, progress.values[:, -1]))
     # A round that is not settled makes the next one twice as long.
     is_settled = np.asarray(progress.last.highest) < rules.tolerance
     length = np.asarray(progress.round_length) // np.where(is_settled, 1, 2)
     epochs = np.where(np.asarray(progress.num_rounds) > 0, length, 0)
-    return Training(
-        progress.last, epochs, np.asarray(progress.is_reached), np.asarray(progress.objective)
-    )
+    objectives = _where(epochs > 0, progress.objective)
+    return Training(progress.last, epochs, np.asarray(progress.is_reached), objectives)
+
+
+def _where(is_known: np.ndarray, objectives: Any) -> np.ndarray:
+    """NaN, null in JSON, of members that were cut short: their zeros are no values."""
+    return np.where(is_known, np.asarray(objectives), np.nan)
 
 
 def judge_training(
