@@ -64,7 +64,7 @@ METHODS = {
     ),
     "layerwise VI": (
         "run_vi.py --vi_family=layerwise --inducing=minibatch --layerwise_precision=shared "
-        "--num_inducing=250 --batch_size=500 --num_epochs={epochs} --init_step_size=3e-3 "
+        "--num_inducing=250 --batch_size=500 --num_epochs={epochs} --init_step_size=1e-2 "
         f"--init_checkpoint={{folder}}/map --vi_ensemble_size={DRAWS}"
     ),
 }
