@@ -35,17 +35,21 @@ class Network(NamedTuple):
       estimator: of mean-field VI. For convolutions `local` is no bound, and `flipout` takes four
         times as long as plain draws.
       generator: of implicit VI.
+      inducing: rows of the layerwise posterior.
+      layerwise_epochs: of its training.
     """
 
     weight_decay: int
     epochs: int
     estimator: str
     generator: str
+    inducing: int
+    layerwise_epochs: int
 
 
 NETWORKS = {
-    "mlp_400_400": Network(100, 10, "local", "configs/mnist_mlp.yaml"),
-    "lenet5": Network(40, 6, "reparameterization", "configs/mnist_lenet.yaml"),
+    "mlp_400_400": Network(100, 10, "local", "configs/mnist_mlp.yaml", 250, 10),
+    "lenet5": Network(40, 6, "reparameterization", "configs/mnist_lenet.yaml", 100, 4),
 }
 DRAWS = 20
 TRAINING = "--optimizer=Adam --batch_size=250 --num_epochs={epochs}"
@@ -64,8 +68,8 @@ METHODS = {
     ),
     "layerwise VI": (
         "run_vi.py --vi_family=layerwise --inducing=minibatch --layerwise_precision=shared "
-        "--num_inducing=250 --batch_size=500 --num_epochs={epochs} --init_step_size=1e-2 "
-        f"--init_checkpoint={{folder}}/map --vi_ensemble_size={DRAWS}"
+        "--num_inducing={inducing} --batch_size=500 --num_epochs={layerwise_epochs} "
+        f"--init_step_size=1e-2 --init_checkpoint={{folder}}/map --vi_ensemble_size={DRAWS}"
     ),
 }
 FOREIGN = {"fashion_mnist": "Fashion-MNIST", "notmnist": "notMNIST"}
