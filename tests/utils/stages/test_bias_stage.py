@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import types
 
 import haiku as hk
 import numpy as np
@@ -85,14 +86,19 @@ def test_no_estimate_is_a_note():
     assert not said and not report.problems and "not known" in report.notes[0]
 
 
+def clock():
+    """In place of the module `time`."""
+    return types.SimpleNamespace(monotonic=itertools.count(step=1.0).__next__)
+
+
 def test_a_limit_of_time_ends_it_with_what_it_has(monkeypatch):
     """By a clock that goes on by a second at each look: ten relax, and ten are compared."""
     finished_run(energy_variance=1e-4)
-    monkeypatch.setattr(bias.time, "monotonic", itertools.count(step=1.0).__next__)
+    monkeypatch.setattr(bias, "time", clock())
     report, said = estimate(max_seconds=20.0, energy_variance=1e-4)
     assert len(said) == 1 and not report.problems and report.shifts
     assert any("after 19 of 40 adjusted transitions" in note for note in report.notes)
-    monkeypatch.setattr(bias.time, "monotonic", itertools.count(step=1.0).__next__)
+    monkeypatch.setattr(bias, "time", clock())
     report, _ = estimate(max_seconds=6.0, energy_variance=1e-4)
     assert not report.shifts and "time_limit left too little time" in report.problems[0]
 
