@@ -60,11 +60,14 @@ def estimate(
       max_seconds: see `go_on_exactly`.
       say: where progress goes.
     """
-    before = _quantities(result, num_burn_in)
     num_chains, num_draws = result.test_predictions.outputs.shape[:2]
     if num_iterations < 4:
         return BiasReport({}, [], [UNKNOWN + "give bias_iterations."])
-    if not before or num_draws < diagnostics.MIN_DRAWS:
+    # A run that a limit of time ends in burn-in has a draw, and no transition that counts.
+    num_counted = result.history["log_joint"].shape[1] - num_burn_in
+    has_draws = min(num_draws, num_counted) >= diagnostics.MIN_DRAWS
+    before = _quantities(result, num_burn_in) if has_draws else {}
+    if not before:
         return BiasReport({}, [UNKNOWN + "a chain has too few draws, or stands still."], [])
     per_chain = min(num_draws, max(2, -(-NUM_STARTS // num_chains)))
     chosen = np.linspace(0, num_draws - 1, per_chain).astype(int)

@@ -106,3 +106,17 @@ def test_a_limit_of_time_ends_it_with_what_it_has(monkeypatch):
 def test_without_time_it_does_not_begin():
     report, said = estimate(max_seconds=0.0, energy_variance=1e-4)
     assert not said and report.num_gradients == 0 and "time_limit" in report.problems[0]
+
+
+def test_a_run_that_ended_in_burn_in_has_too_few_draws():
+    result = finished_run(energy_variance=1e-4)
+    report = bias.estimate(
+        LOG_JOINT,
+        DATASET,
+        result,
+        seed=0,
+        num_burn_in=500,
+        num_iterations=40,
+        trajectory_length=default_length(LOG_JOINT),
+    )
+    assert "too few draws" in report.problems[0] and not report.shifts
