@@ -231,11 +231,6 @@ def update_dual_averaging(
     return jnp.exp(log_size), DualAveraging(average, error, dual.center, count)
 
 
-def start_energy_errors(dtype: jnp.dtype) -> jax.Array:
-    """What `follow_energy_variance` knows before the first transition: nothing."""
-    return jnp.full((), -jnp.inf, dtype)
-
-
 def follow_energy_variance(
     burn_in: BurnIn,
     num_done: jax.Array,

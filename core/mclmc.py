@@ -148,7 +148,7 @@ def mclmc(
             None if adjusted else microcanonical.random_velocity(velocity_key, random),
             jnp.zeros((), jnp.int32),
             *plan.start(random, step_size, by_acceptance=adjusted),
-            adaptation.start_energy_errors(jax.tree.leaves(random)[0].dtype),
+            jnp.zeros((), jax.tree.leaves(random)[0].dtype),  # not read before it is found
         )
 
     def attempt(

@@ -335,6 +335,8 @@ def test_state_is_arrays_of_constant_shape_and_dtype(dtype):
             before = jax.eval_shape(method.init, jax.random.key(0), None)
             after, info = jax.eval_shape(method.step, jax.random.key(0), before, data)
             assert isinstance(before, MCLMCState) and before == after
+            leaves = jax.tree.leaves(method.init(jax.random.key(0), None))
+            assert all(np.all(np.isfinite(leaf)) for leaf in leaves)  # or a run refuses to go on
             kinds = {leaf.dtype for leaf in jax.tree.leaves(before)}
             assert kinds == {np.dtype(dtype), np.dtype(np.int32), np.dtype(bool)}
             assert all(value.shape == () for value in info.values())
