@@ -57,7 +57,7 @@ class Posterior(NamedTuple):
 
 def load(described: Problem, num_chains: int = CHAINS) -> Posterior:
     _, dataset, log_joint = load_problem(described)
-    data = make_data(dataset.x_train, dataset.y_train)
+    data = jax.tree.map(jnp.asarray, make_data(dataset.x_train, dataset.y_train))
     method = sgd.sgd(log_joint, optax.adam(0.01), data.num_rows)
 
     def start(key: jax.Array) -> Params:
