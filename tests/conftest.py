@@ -65,6 +65,7 @@ LONG_FILES = (
     "test_jacobian.py",
     "test_predict.py",
     "test_mistakes.py",
+    "test_readme.py",
 )
 
 

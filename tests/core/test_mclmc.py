@@ -100,7 +100,8 @@ def test_posterior_of_a_linear_gaussian_network(adjusted):
     assert np.all(states.step_size == info["step_size"][:, 200:].max())
 
 
-def test_unadjusted_widths_of_a_gaussian_of_many_scales():
+@pytest.mark.parametrize("length", [1.5, 6.0], ids=["noise at each step", "at every third"])
+def test_unadjusted_widths_of_a_gaussian_of_many_scales(length, monkeypatch):
     """Unadjusted, of steps half as long as the stable ones, without adapted masses.
 
     Deviations are between .5 and 1. A refreshment between two steps, as is common, makes variances
@@ -109,7 +110,8 @@ def test_unadjusted_widths_of_a_gaussian_of_many_scales():
     """
     scales = np.linspace(0.5, 1.0, 50, dtype=np.float32)
     log_joint = target_of_density(lambda w: -0.5 * (w / scales) ** 2, 50)
-    method = mclmc(log_joint, step_size=0.5, trajectory_length=1.5, num_burn_in=0)
+    monkeypatch.setattr(microcanonical, "REFRESHMENTS", 4)
+    method = mclmc(log_joint, step_size=0.5, trajectory_length=length, num_burn_in=0)
     _, draws, info = run_chains(method, NO_DATA, num_chains=20, num_steps=800)
     assert not info["divergent"].any()
     squares = (draws["x"]["w"][:, 50:] / scales) ** 2
