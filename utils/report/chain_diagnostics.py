@@ -159,13 +159,9 @@ def report_chains(
     verdict = rules.verdict(predictions, history, parameters)
     problems, notes = list(verdict.problems), [*verdict.notes, *remarks]
     least = np.nanmin(predictions.bulk_ess, initial=np.inf)
-    efficiency = {}
-    if np.isfinite(least):
-        efficiency = {
-            "ess_per_1000_gradients": 1000 * float(least) / num_gradients,
-            "ess_per_second": float(least) / result.seconds,
-        }
     further: dict[str, Any] = {}
+    if np.isfinite(least):
+        further["ess_per_1000_gradients"] = 1000 * float(least) / num_gradients
     if "energy" in history:
         further["energy_bfmi"] = diagnostics.energy_bfmi(history["energy"]).tolist()
     weight = float(history["tail_weight"][0, -1]) if "tail_weight" in history else 0.0
@@ -175,7 +171,7 @@ def report_chains(
             f"Momenta had heavy tails ({1 / weight:.3g} degrees of freedom), since the log-joint "
             "varies more than Gaussian ones can follow."
         )
-    notes += _notes_on_pace(result, history, predictions, bool(problems))
+    notes += _notes_on_pace(history, predictions, bool(problems))
     sizes = history["step_size"].max(axis=1)  # but for transitions that were made again
     if not rules.adjusted:
         further["energy_variance"] = history["energy_variance"].mean(axis=1).tolist()
@@ -206,14 +202,13 @@ def report_chains(
         num_leapfrog_steps=history["num_leapfrog_steps"].mean(axis=1).tolist(),
         log_joint=_summary(diagnostics.convergence(history["log_joint"][:, :, None])),
         num_gradients=num_gradients,
-        **efficiency,
         **further,
     )
-    if efficiency:
+    if np.isfinite(least):
         print(
             f"{num_gradients:,} gradients after burn-in: an effective sample size of "
-            f"{efficiency['ess_per_1000_gradients']:.3g} per 1,000 gradients, "
-            f"{efficiency['ess_per_second']:.3g} per second of the run."
+            f"{1000 * least / num_gradients:.3g} per 1,000 gradients, "
+            f"{least / result.seconds:.3g} per second of the run."
         )
     shown_sizes = ", ".join(f"{size:.3g}" for size in sizes)
     tuned_for = (
@@ -231,22 +226,19 @@ def report_chains(
 
 
 def _notes_on_pace(
-    result: RunResult,
-    history: Mapping[str, np.ndarray],
-    predictions: Convergence,
-    has_problems: bool,
+    history: Mapping[str, np.ndarray], predictions: Convergence, has_problems: bool
 ) -> list[str]:
     """How long chains would take that have not drawn enough, and why; `history` is what counts."""
     notes = []
     num_chains, num_done = history["accepted"].shape
     needed = transitions_needed(predictions, num_done, num_chains)
     if needed > num_done:
-        hours = result.seconds / 3600 * needed / result.history["accepted"].shape[1]
+        # Without hours: a resumed run, which took others, has the same verdict.
         notes.append(
             "At this pace effective sample sizes suffice after some "
-            f"{float(f'{needed:.2g}'):,.0f} transitions of each chain, {hours:.2g} hours; while "
-            "R-hat is large, after more. A larger num_iterations with until_converged goes on from "
-            "here."
+            f"{float(f'{needed:.2g}'):,.0f} transitions of each chain, {needed / num_done:.2g} "
+            "times those so far; while R-hat is large, after more. A larger num_iterations with "
+            "until_converged goes on from here."
         )
     per_transition = float(np.median(history["num_leapfrog_steps"]))
     if has_problems and per_transition >= STIFF:

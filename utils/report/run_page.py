@@ -208,10 +208,11 @@ def _what_was_run(facts: RunFacts) -> list[str]:
     device, versions, judged = summary["device"], summary["versions"], facts.diagnostics
     efficiency = []
     if "ess_per_1000_gradients" in judged:
+        least = judged["ess_per_1000_gradients"] * judged["num_gradients"] / 1000
         efficiency = [
             f"{judged['num_gradients']:,} gradients after burn-in; least effective sample size of "
             f"predictions {pages.show_number(judged['ess_per_1000_gradients'])} per 1,000 of them, "
-            f"{pages.show_number(judged['ess_per_second'])} per second of the run."
+            f"{pages.show_number(least / summary['seconds'])} per second of the run."
         ]
     return [
         f"{summary['num_chains']} chain(s) or member(s), {summary['num_draws']} draws, "
