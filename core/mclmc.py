@@ -209,7 +209,7 @@ def mclmc(
         try_size = functools.partial(attempt, rng_key, state, data)
         is_first = state.iteration == 0
         if plan.adapts_step_size:
-            # Again by the same noise: drawn anew, such that leads to stiff places were too rare.
+            # By the same noise: fresh noise would lead away from stiff places, and make them rare.
             (position, velocity), info = trajectories.attempt_until_likely(
                 try_size,
                 state.step_size,

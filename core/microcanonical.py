@@ -116,7 +116,7 @@ def trajectory(
     finer: jax.Array | int = 1,
     progress: Progress | None = None,
 ) -> Path:
-    """Steps of a kick of e/2, a drift of e and a kick of e/2, the velocity refreshed in each.
+    """Steps of a kick of e/2, a drift of e and a kick of e/2, the velocity refreshed in some.
 
         drift e:  w <- w + e s v,        kick and refresh:  see there
 
@@ -145,8 +145,8 @@ def trajectory(
       num_steps: an integer scalar.
       decoherence_length: L, after which a velocity is forgotten by noise; infinite if None.
       noise_in_drift: whether it is refreshed in the middle of drifts and not between steps.
-      finer: so many steps stand for one of a path that is made again: with the same key, this one
-        has the same noise at the same times.
+      finer: number of these steps in one step of the coarser path that this one repeats. By the
+        same key both have the same noise at the same times. 1 for a path of its own.
       progress: see `core.hmc.hmc`.
 
     Returns:
