@@ -215,8 +215,8 @@ def overdispersed_params(rng_key: jax.Array, log_joint: LogJoint) -> Params:
 
     The prior is wider than the posterior, so chains that agree have forgotten their starts.
     Values are clipped at three standard deviations: with heavy tails, single weights would start
-    where the log-joint is steep beyond floating point. A learned noise scale starts at the median
-    of its prior, since a start of tiny noise is as steep.
+    where the log-joint is steep beyond floating point. A learned noise scale starts at the stated
+    one, since a start of tiny noise is as steep.
     """
 
     def clip(name: str, leaf: jax.Array) -> jax.Array:

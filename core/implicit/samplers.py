@@ -20,7 +20,7 @@ from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
 
-STARTS = ("network", "prior")
+STARTS = ("mean_field", "network", "prior")
 
 
 class Sampler(NamedTuple):
@@ -43,9 +43,9 @@ class Start(NamedTuple):
     """Where a sampler begins.
 
     Attributes:
-      kind: "network", around parameters (given ones, or the network's own initialisation) by
-        `init_spread` times their root mean square in each module; or "prior", with the mean and the
-        standard deviations of the prior.
+      kind: "network" or "mean_field", around what is given: a mean-field posterior, or parameters
+        (else the network's own initialisation), by `init_spread` times their root mean square in
+        each module; or "prior", with the mean and the standard deviations of the prior.
       init_spread: of g(z), relative to the parameters.
       noise_scale: s, its first value if it is learned. Not used in a start from a mean-field
         posterior, whose marginal standard deviations are kept, a share `init_spread` of them from
@@ -125,7 +125,10 @@ def weights_at(
 
 
 def _prior_moments(log_joint: LogJoint, params: Params) -> tuple[Params, Params]:
-    """Mean and standard deviations of the prior; the likelihood's own parameters have their own."""
+    """Where a start as the prior is centred, and its standard deviations.
+
+    The likelihood's own parameters have a law of their own, and start at their stated values.
+    """
     likelihood = log_joint.likelihood
     own = trees.named_leaves({PARAMETER_GROUP: likelihood.init()})
 

@@ -158,13 +158,13 @@ def test_kronecker_factors_of_a_convolution():
 
 
 def test_learned_noise_has_its_own_curvature():
-    """Precision of log_noise_std at the mode: 2 (sum r^2) / sigma^2 + 1 / prior_std^2."""
+    """Precision of log_noise_std, its prior included: 2 (sum r^2 + (noise_std / 3)^2) / sigma^2."""
     exact = scenarios.LinearGaussian(INPUTS, TARGETS, 0.9, 0.7)
     log_joint = exact.log_joint(likelihood=gaussian(0.9, learn_noise=True))
     params = at_mode(exact) | {"likelihood": {"log_noise_std": jnp.log(jnp.array(0.8))}}
     _, state, _ = fit(log_joint, "kron", params, exact.data())
     squares = np.sum((exact.observed - exact.design @ exact.mean) ** 2)
-    expected = 2 * squares / 0.8**2 + 1
+    expected = 2 * (squares + 0.3**2) / 0.8**2
     np.testing.assert_allclose(state.precision["likelihood/log_noise_std"], expected, rtol=1e-4)
 
 

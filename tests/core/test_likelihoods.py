@@ -48,12 +48,13 @@ def test_gaussian_sums_over_targets():
     np.testing.assert_allclose(prediction, np.concatenate([OUTPUTS, np.full((2, 3), 0.4)], axis=1))
 
 
-def test_learned_noise_has_a_log_normal_prior_around_the_stated_scale():
+def test_the_variance_of_a_learned_noise_has_an_inverse_gamma_prior():
     likelihood = likelihoods.gaussian(noise_std=0.5, learn_noise=True)
     params = likelihood.init()
     assert float(jnp.exp(params["log_noise_std"])) == pytest.approx(0.5)
     moved = {"log_noise_std": jnp.array(np.log(0.2), jnp.float32)}
-    expected = scipy.stats.norm.logpdf(np.log(0.2), np.log(0.5), 1.0)
+    # Of sigma^2, times its derivative by log sigma.
+    expected = scipy.stats.invgamma.logpdf(0.04, 0.5, scale=0.5**2 / 18) + np.log(2 * 0.04)
     assert float(likelihood.log_prior(moved)) == pytest.approx(expected, rel=1e-5)
     ours = likelihood.log_likelihood(jnp.array([[1.0]]), jnp.array([[1.3]]), moved)
     assert float(ours[0]) == pytest.approx(scipy.stats.norm.logpdf(1.3, 1.0, 0.2), rel=1e-5)
@@ -79,13 +80,28 @@ def test_the_prior_of_a_learned_noise_is_the_one_that_is_sampled():
     keys = jax.random.split(jax.random.key(0), 4000)
     drawn = np.asarray(jax.vmap(likelihood.sample_prior)(keys)["log_noise_std"], float)
     assert drawn.shape == (4000,)
-    standardised = drawn - np.log(0.4)
-    assert_mean(standardised, 0)
-    assert_mean(standardised**2, likelihoods.LOG_NOISE_PRIOR_STD**2)
-    # E[log p] is that of a Gaussian of this width, so density and sampler belong together.
+    law = scipy.stats.invgamma(0.5, scale=0.4**2 / 18)
+    assert scipy.stats.kstest(np.exp(2 * drawn), law.cdf).pvalue > 1e-4
+    assert drawn.std() == pytest.approx(likelihood.prior_std, rel=0.1)
+    # log p = log(2 / pi) / 2 + log |x| - x^2 / 2, of which E log |x| = -(gamma + log 2) / 2.
     log_prior = jax.vmap(likelihood.log_prior)({"log_noise_std": drawn.astype(np.float32)})
-    assert_mean(log_prior, -0.5 * np.log(2 * np.pi) - 0.5)
+    assert_mean(log_prior, 0.5 * np.log(2 / np.pi) - 0.5 * (np.euler_gamma + np.log(2)) - 0.5)
     assert likelihoods.categorical(3).sample_prior(keys[0]) == {}
+
+
+def test_a_network_that_meets_every_target_has_a_mode_of_its_noise():
+    """At sigma^2 = noise_std^2 / 9 / (rows + 1), where the prior's wall meets the likelihood."""
+    likelihood = likelihoods.gaussian(noise_std=0.3, learn_noise=True)
+    targets = jnp.ones((200, 1))
+
+    def log_joint(log_noise):
+        own = {"log_noise_std": log_noise}
+        fits = likelihood.log_likelihood(targets, targets, own)
+        return jnp.sum(fits) + likelihood.log_prior(own)
+
+    mode = 0.5 * np.log(0.1**2 / 201)
+    slopes = [float(jax.grad(log_joint)(jnp.array(mode + shift))) for shift in (-1.0, 0.0, 1.0)]
+    assert slopes[0] > 100 and abs(slopes[1]) < 1e-2 and slopes[2] < -100
 
 
 def numerical_curvature(likelihood, outputs, cases, own):
