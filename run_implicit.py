@@ -115,8 +115,9 @@ START = (
     Flag(
         "start",
         "enum",
-        "network",
-        "Where the generator's draws begin.",
+        None,
+        "Where draws begin: mean-field VI of the same run, a trained network, or the prior.",
+        "mean_field where the run ends by itself, else network",
         choices=samplers.STARTS,
     ),
     Flag(

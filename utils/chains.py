@@ -35,6 +35,7 @@ class Purposes(NamedTuple):
 
 MAIN = Purposes()
 WARM_START = Purposes(11, 12, 13, 14)  # a loop before the loop
+MEAN_FIELD_START = Purposes(22, 23, 24, 25)  # another, of neural samplers
 SIMULATE = 15  # data sets from the prior
 PRIOR_PREDICTIVE = 16
 REFINEMENT = Purposes(17, REFINE, 18, 19)  # a loop after the loop

@@ -30,6 +30,7 @@ from haiku_posteriors.utils.settings import Settings
 from haiku_posteriors.utils.stages import (
     generator_files,
     local_scales,
+    mean_field_start,
     mixture,
     pretrain,
     sandwich,
@@ -64,6 +65,8 @@ def complete(settings: Settings, generator: Generator) -> Settings:
     settings = settings.fill({"objective": entropy}, "by the latent size")
     estimator = implicit_vi.default_estimator(generator)
     settings = settings.fill({"entropy": estimator}, "by the latent size")
+    start = "mean_field" if settings.until_converged else "network"
+    settings = settings.fill({"start": start}, "by whether the run ends by itself")
     if settings.num_evidence_draws == 1:
         raise UserError("One draw gives no error: num_evidence_draws must be 0 or above 1.")
     if settings.member_weights == "evidence" and not settings.num_evidence_draws:
@@ -155,7 +158,11 @@ def find_starts(task: Task, directory: pathlib.Path) -> Params | vi.VariationalP
         del key
         return vi.around(log_joint, params, scales)
 
-    return local_scales.curvature_starts(task, trained, begin, vi.MeanFieldFamily(log_joint))
+    family = vi.MeanFieldFamily(log_joint)
+    starts = local_scales.curvature_starts(task, trained, begin, family)
+    if settings.start == "mean_field":
+        return mean_field_start.train(task, directory, starts)
+    return starts
 
 
 def final_draws(

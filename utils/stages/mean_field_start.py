@@ -1,0 +1,55 @@
+"""Where neural samplers start: mean-field posteriors, trained to their own end in the same run.
+
+The family of samplers contains mean-field VI (g constant), whose ELBO is known and cheap. Around a
+trained network with widths by the curvature, samplers of networks end in simpler functions and
+lower bounds than mean-field VI does (docs/implicit.md). Training is a loop of its own, in a folder
+inside the run's: it is resumed like any other.
+"""
+
+import pathlib
+
+from haiku_posteriors.core import progress, trees, vi
+from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.utils import chains, optim_utils, signals
+from haiku_posteriors.utils.report import training
+from haiku_posteriors.utils.tasks import Task
+from haiku_posteriors.utils.train_utils import Run
+
+
+def train(
+    task: Task, directory: pathlib.Path, starts: vi.VariationalParams
+) -> vi.VariationalParams:
+    """Mean-field posteriors (members, ...), from `starts` to where their ELBO no longer rises.
+
+    Optimizer and rows of a step are those of the sampler; its epochs are the most. With `local`
+    noise, as run_vi.py has it: the noise of whole draws takes ten times as many epochs to average.
+    """
+    settings, log_joint = task.settings, task.log_joint
+    batches = num_minibatches(len(task.dataset.y_train), settings.batch_size)
+    rules = optim_utils.rules_of_auto(batches, trees.size(log_joint.random_shapes))
+    rules = rules._replace(num_evaluations=training.ELBO.evaluation_epochs(batches))
+    optimizer = optim_utils.make_optimizer(
+        settings.optimizer, settings.init_step_size, None, settings.momentum_decay
+    )
+    method = vi.mean_field_vi(log_joint, optimizer, settings.batch_size, estimator="local")
+    run = Run(
+        log_joint,
+        task.dataset,
+        progress.watch(method, rules),
+        num_steps=settings.num_epochs,
+        num_chains=settings.num_members,
+        seed=settings.seed,
+        eval_freq=settings.num_epochs,
+        save_freq=settings.num_epochs,
+        is_finished=progress.all_reached,
+        initial_params=starts,
+        purposes=chains.MEAN_FIELD_START,
+        time_limit=None if settings.time_limit is None else 60 * settings.time_limit,
+        directory=directory / "mean_field",
+        unit="epoch of the mean-field start",
+    )
+    with signals.part_of(directory):
+        state = run.finish().state
+    values = ", ".join(f"{value:.6g}" for value in state.progress.objective)
+    print(f"Mean-field start: {run.step} epochs; ELBO of the members {values}.", flush=True)
+    return state.state.variational
