@@ -147,6 +147,13 @@ def gumbel(w):
     return -w - jnp.exp(-w)
 
 
+def log_noise_density(log_noise, noise_std):
+    """log p(log sigma) of a learned noise: sigma^2 ~ inverse gamma(1/2, noise_std^2 / 18)."""
+    variance = np.exp(2 * np.asarray(log_noise, float))
+    density = scipy.stats.invgamma.logpdf(variance, 0.5, scale=noise_std**2 / 18)
+    return density + np.log(2 * variance)
+
+
 def chain_keys(rng_key, num_chains):
     """A key per chain, derived from its index."""
     return jax.vmap(lambda chain: jax.random.fold_in(rng_key, chain))(jnp.arange(num_chains))

@@ -16,6 +16,7 @@ from scenarios import (
     LinearGaussian,
     assert_mean,
     coefficients,
+    log_noise_density,
     run_chains,
     target_of_prior,
 )
@@ -122,7 +123,7 @@ def two_modes():
     likelihood = gaussian(0.1, learn_noise=True)
     log_joint = make_log_joint(parabola, inputs, make_prior(1.0), likelihood)
     w, log_noise = np.linspace(-4, 4, 4001)[:, None], np.linspace(-6, 3, 1201)[None]
-    log_density = scipy.stats.norm.logpdf(w) + scipy.stats.norm.logpdf(log_noise, np.log(0.1))
+    log_density = scipy.stats.norm.logpdf(w) + log_noise_density(log_noise, 0.1)
     for target in targets[:, 0].astype(float):
         log_density += scipy.stats.norm.logpdf(target, w**2 + w / 2, np.exp(log_noise))
     log_density += np.log((8 / 4000) * (9 / 1200))

@@ -496,7 +496,7 @@ def test_stochastic_params_are_drawn_and_the_rest_copied_and_trained():
 
 
 def test_learned_noise_keeps_its_own_prior():
-    """log noise ~ N(log 0.7, 1): its part of the KL is the reverse one, from draws."""
+    """Its part of the KL is the reverse one, from draws, with E exp(-2 t) = exp(-0.4 + 2 0.3^2)."""
     log_joint = build(learn_noise=True)
     plain = variational(MEAN, STD)
     own = {"log_noise_std": jnp.array(0.2)}
@@ -513,7 +513,10 @@ def test_learned_noise_keeps_its_own_prior():
         ]
         return jnp.stack([with_noise - without for with_noise, without in pairs])
 
-    expected = 0.5 * (0.3**2 + (0.2 - math.log(NOISE)) ** 2 - 1) - math.log(0.3)
+    scale = NOISE / 3
+    expected_log_prior = 0.5 * math.log(2 / math.pi) + math.log(scale) - 0.2
+    expected_log_prior -= 0.5 * scale**2 * math.exp(-0.4 + 2 * 0.3**2)
+    expected = -0.5 * math.log(2 * math.pi * math.e * 0.3**2) - expected_log_prior
     assert np.all(np.abs(z_scores(over_keys(differences, 4000), expected)) < 5)
 
 
