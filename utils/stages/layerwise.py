@@ -17,6 +17,7 @@ from haiku_posteriors.utils.stages import pretrain
 from haiku_posteriors.utils.tasks import Task
 
 PRETRAINING_STEP = 1e-2  # of Adam, on weights: pseudo-outputs take longer ones
+MAX_NAMES = 8  # in a list of the terminal
 
 
 def make_method(task: Task) -> tuple[Method, Family]:
@@ -53,12 +54,19 @@ def make_method(task: Task) -> tuple[Method, Family]:
         for name in trees.named_leaves(log_joint.random_shapes)
         if trees.module_name(name) not in family.shapes
     ]
-    rest = f"; independent weights: {', '.join(others)}" if others else ""
+    rest = f"; independent weights: {_listed(others)}" if others else ""
     print(
         f"Drawn given the layers before, with {settings.num_inducing} inducing inputs: "
-        f"{', '.join(family.shapes)}{rest}."
+        f"{_listed(list(family.shapes))}{rest}."
     )
     return method, family
+
+
+def _listed(names: list[str]) -> str:
+    """Names in a sentence; of many the first and the last."""
+    if len(names) <= MAX_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[: MAX_NAMES - 1])}, ... {names[-1]} ({len(names)} in all)"
 
 
 def find_starts(task: Task, directory: pathlib.Path) -> Params | None:
