@@ -340,7 +340,7 @@ CHAINS = (
         "integer",
         None,
         "Transitions, burn-in included; at most, with until_converged.",
-        "16,000, or fewer if draws would take more than 4 GB; 1,000 with a given step_size",
+        "24,000, or fewer if draws would take more than 4 GB; 1,000 with a given step_size",
         lower_bound=1,
     ),
     Flag(

@@ -19,7 +19,7 @@ KNOWN_NOISE_STD = {"toy_regression": 0.3}
 # SGMCMC step sizes by preconditioner, where the table has none. The two have different units; that
 # of `curvature` is found by the run itself.
 SGMCMC_STEP_SIZES = {"None": 1e-6, "RMSprop": 1e-4}
-MAX_ITERATIONS, MAX_DRAW_BYTES = 16_000, 4 * 10**9  # of chains that end by themselves
+MAX_ITERATIONS, MAX_DRAW_BYTES = 24_000, 4 * 10**9  # of chains that end by themselves
 WARM_START_UPDATES, WARM_START_BATCH_SIZE = 5000, 1000  # of Adam, in front of chains
 REFINE_STEPS = 1000  # gradients for each draw
 LAYERWISE_UPDATES, LAYERWISE_PRETRAINING = 3000, 1000  # of Adam

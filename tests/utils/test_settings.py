@@ -97,7 +97,7 @@ def test_which_value_wins_and_where_it_comes_from(method, flags, name, value, so
         # 8 draws a step, of 752 weights each: 332 rows of 455 are two minibatches.
         ("implicit", "", {"batch_size": 332, "num_epochs": 50_000}),
         # All rows are one minibatch: 200 of them would cost as much.
-        ("sgmcmc", "", {"batch_size": 455, "num_epochs": 810_000, "num_burnin_epochs": 10_000}),
+        ("sgmcmc", "", {"batch_size": 455, "num_epochs": 1_210_000, "num_burnin_epochs": 10_000}),
         ("sgmcmc", "", {"ensemble_freq": 50, "init_step_size": None, "momentum_decay": None}),
         ("sgmcmc", "--init_step_size=1e-3", {"batch_size": 200, "momentum_decay": 0.9}),
         ("implicit", "--weight_decay=1e-4", {"init_step_size": 0.01, "pretrain_starts": 20}),
