@@ -243,8 +243,8 @@ def _why_noise_falls(noise: FallingNoise, member: int) -> str:
         f"the learned noise falls, in this round from {noise.before[member]:.3g} on average to "
         f"{noise.now[member]:.3g} in the units of training, and carries {100 * share:.0f} % of "
         f"the rise. A network of {noise.num_weights:,} weights can pass through "
-        f"{noise.num_numbers:,} numbers, and then there is no mode before its noise is all but "
-        "nil: longer training goes there. Fix the noise (noise_std), give a stronger prior "
+        f"{noise.num_numbers:,} numbers, and then its mode is where the noise is next to "
+        "nothing: longer training goes there. Fix the noise (noise_std), give a stronger prior "
         "(weight_decay), stop early on purpose (num_epochs), or infer a posterior of the noise "
         "(run_hmc.py, run_vi.py)"
     )
