@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from haiku_posteriors.core import vi
+from haiku_posteriors.core import progress, vi
 from haiku_posteriors.core.data import Data, num_minibatches
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.implicit import (
@@ -67,6 +67,10 @@ def complete(settings: Settings, generator: Generator) -> Settings:
     settings = settings.fill({"entropy": estimator}, "by the latent size")
     start = "mean_field" if settings.until_converged else "network"
     settings = settings.fill({"start": start}, "by whether the run ends by itself")
+    if settings.start == "mean_field" and settings.until_converged:
+        # The first steps of a run that ends by itself are long, and would leave what is trained.
+        step = progress.DECREASE * settings.init_step_size
+        settings = settings.cap("init_step_size", step, "shorter after a trained start")
     if settings.num_evidence_draws == 1:
         raise UserError("One draw gives no error: num_evidence_draws must be 0 or above 1.")
     if settings.member_weights == "evidence" and not settings.num_evidence_draws:

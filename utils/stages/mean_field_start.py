@@ -8,10 +8,13 @@ inside the run's: it is resumed like any other.
 
 import pathlib
 
+import jax
+
 from haiku_posteriors.core import progress, trees, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.utils import chains, optim_utils, signals
 from haiku_posteriors.utils.report import training
+from haiku_posteriors.utils.settings import STEP_OVER_PRIOR_STD
 from haiku_posteriors.utils.tasks import Task
 from haiku_posteriors.utils.train_utils import Run
 
@@ -21,16 +24,16 @@ def train(
 ) -> vi.VariationalParams:
     """Mean-field posteriors (members, ...), from `starts` to where their ELBO no longer rises.
 
-    Optimizer and rows of a step are those of the sampler; its epochs are the most. With `local`
-    noise, as run_vi.py has it: the noise of whole draws takes ten times as many epochs to average.
+    Rows of a step are those of the sampler, its epochs the most; half of a time limit is for this.
+    With `local` noise and Adam's step as in run_vi.py: the noise of whole draws takes ten times as
+    many epochs to average.
     """
     settings, log_joint = task.settings, task.log_joint
     batches = num_minibatches(len(task.dataset.y_train), settings.batch_size)
     rules = optim_utils.rules_of_auto(batches, trees.size(log_joint.random_shapes))
     rules = rules._replace(num_evaluations=training.ELBO.evaluation_epochs(batches))
-    optimizer = optim_utils.make_optimizer(
-        settings.optimizer, settings.init_step_size, None, settings.momentum_decay
-    )
+    scale = min(jax.tree.leaves(log_joint.prior_scales))
+    optimizer = optim_utils.make_optimizer("Adam", STEP_OVER_PRIOR_STD * scale, None)
     method = vi.mean_field_vi(log_joint, optimizer, settings.batch_size, estimator="local")
     run = Run(
         log_joint,
@@ -44,7 +47,7 @@ def train(
         is_finished=progress.all_reached,
         initial_params=starts,
         purposes=chains.MEAN_FIELD_START,
-        time_limit=None if settings.time_limit is None else 60 * settings.time_limit,
+        time_limit=None if settings.time_limit is None else 30 * settings.time_limit,
         directory=directory / "mean_field",
         unit="epoch of the mean-field start",
     )
