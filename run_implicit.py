@@ -18,7 +18,7 @@ from haiku_posteriors.utils import cmd_args_utils, script_utils, tasks, training
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import training
 from haiku_posteriors.utils.settings import Settings
-from haiku_posteriors.utils.stages import implicit, refine
+from haiku_posteriors.utils.stages import family_flags, implicit, refine
 
 GENERATOR = (
     Flag("generator", "path", "auto", "'auto', or a YAML file as in configs/."),
@@ -85,6 +85,7 @@ OBJECTIVE = (
     *SEMI_IMPLICIT,
     *UNBIASED,
     Flag("num_samples", "integer", 8, "Draws of the latent per minibatch.", lower_bound=1),
+    family_flags.ESTIMATOR,
     Flag("entropy_weight", "float", 1.0, "Factor of the entropy.", lower_bound=0),
     Flag("prior_weight", "float", 1.0, "Factor of the log-prior.", lower_bound=0),
     Flag(

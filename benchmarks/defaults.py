@@ -39,8 +39,11 @@ METHODS = {
     "ensemble": "run_sgd.py --num_members=10",
 }
 EVIDENCE = "run_smc.py --num_final_moves=0"
-# By name: the flag that says how long the start is trained.
-OPTIMISERS = {"vi": "warm_start_epochs", "implicit": "pretrain_epochs"}
+# By name: the flags that say where training starts and with which steps.
+OPTIMISERS = {
+    "vi": ("warm_start_epochs",),
+    "implicit": ("pretrain_epochs", "start", "init_step_size"),
+}
 ARGUMENTS = dict(argument[2:].partition("=")[::2] for argument in sys.argv[1:])
 ROOT = pathlib.Path(ARGUMENTS.get("dir", "runs/defaults"))
 DATA = pathlib.Path(ARGUMENTS.get("data_dir", "data"))
@@ -146,8 +149,7 @@ def longer(directory: pathlib.Path, method: str) -> str:
     summary, flags = (
         json.loads((directory / name).read_text()) for name in ("summary.json", "flags.json")
     )
-    kept = ("batch_size", OPTIMISERS[method])
-    same = " ".join(f"--{name}={flags[name]}" for name in kept)
+    same = " ".join(f"--{name}={flags[name]}" for name in ("batch_size", *OPTIMISERS[method]))
     return f"--num_epochs={10 * summary['epochs']} {same}"
 
 

@@ -90,7 +90,7 @@ def load_task(method: str, settings: Settings) -> Task:
     # `local` is exact for dense layers, and of less variance; convolutions come with images.
     is_table = all(leaf.ndim == 2 for leaf in jax.tree.leaves(dataset.x_train))
     estimator = "local" if is_table else "reparameterization"
-    estimated = ("vi", "gaussian_dropout")
+    estimated = ("vi", "gaussian_dropout", "implicit")
     settings = settings_table.complete(
         settings,
         {**vars(chosen), "vi_estimator": estimator if method in estimated else None},

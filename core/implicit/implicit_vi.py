@@ -59,6 +59,7 @@ from haiku_posteriors.core.implicit.samplers import (
 )
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Info, Method, minibatch_epoch, optimize, repeat
+from haiku_posteriors.core.networks import noisy_layers
 from haiku_posteriors.core.trees import Params
 
 ENTROPIES = ("linearised", "hierarchical", "sivi", "uivi")
@@ -168,6 +169,7 @@ def evidence_terms(
     vectors: jax.Array | None = None,
     log_step_size: jax.Array | None = None,
     place: Callable[[jax.Array], jax.Array] = lambda array: array,
+    noise: str = "reparameterization",
 ) -> tuple[ImplicitTerms, jax.Array | None]:
     """Differentiable estimates of the objective's terms, each at its own (z, e).
 
@@ -183,6 +185,7 @@ def evidence_terms(
       vectors: from which `singular_value` starts, (num_samples, d); random by default.
       log_step_size: of HMC in `uivi`.
       place: spreads an array with a leading axis of draws over devices; the identity by default.
+      noise: how the likelihood's expectation over e is estimated given z, one of `vi.ESTIMATORS`.
 
     Returns:
       The terms, (num_samples,) each, and the vectors at which `singular_value` ended, else None.
@@ -204,10 +207,16 @@ def evidence_terms(
         return jacobian.singular_value(function, z, scales, start, num_steps=steps)
 
     def terms_at(
-        z: jax.Array, e: jax.Array, start: jax.Array | None, entropy: jax.Array | None
+        key: jax.Array,
+        z: jax.Array,
+        e: jax.Array,
+        start: jax.Array | None,
+        entropy: jax.Array | None,
     ) -> tuple:
         mean, scale, drawn = weights_at(generator, sampler, z, e)
-        log_likelihood = log_joint.log_likelihood(trees.merge(drawn, sampler.point), data)
+        log_likelihood = noisy_layers.sampled_log_likelihood(
+            key, log_joint, mean, scale, trees.merge(drawn, sampler.point), data, noise
+        )
         log_prior = log_joint.expected_log_prior(mean, scale, drawn)
         log_det, end = None, None
         if isinstance(estimator, Estimator):
@@ -223,7 +232,7 @@ def evidence_terms(
         assert sampler.encoder is not None
         make_reverse = encoders.encoded_reverse(sampler.encoder, generator.latent_size)
         encoded_entropy = bounds.outer_entropy(generator, sampler, make_reverse)
-    draw_key, start_key = jax.random.fold_in(rng_key, 0), jax.random.fold_in(rng_key, 1)
+    draw_key, start_key, noise_key = (jax.random.fold_in(rng_key, index) for index in range(3))
     normal = functools.partial(approximate_normals.approximate_normal_like, draw_key)
     z, e = latents(normal, generator, sampler, num_samples)
     if isinstance(estimator, Estimator) and estimator.name == "lanczos":
@@ -243,7 +252,8 @@ def evidence_terms(
         entropies, gaps, acceptance = unbiased.entropies(
             start_key, generator, sampler, z, e, log_step_size, estimator
         )
-    terms, ends = jax.vmap(terms_at)(z, e, vectors, entropies)
+    noise_keys = jax.random.split(noise_key, num_samples)
+    terms, ends = jax.vmap(terms_at)(noise_keys, z, e, vectors, entropies)
     return terms._replace(acceptance=acceptance, gap=gaps), ends
 
 
@@ -274,6 +284,7 @@ def implicit_vi(
     start: Start = Start(),  # noqa: B008
     objective: Objective = Objective(),  # noqa: B008
     place: Callable[[jax.Array], jax.Array] = lambda array: array,
+    noise: str = "reparameterization",
 ) -> Method:
     """Maximises the objective over g and s (and an encoder); one step is one epoch.
 
@@ -290,6 +301,8 @@ def implicit_vi(
       start: where g and s begin.
       objective: the entropy, weights and annealing.
       place: see `evidence_terms`; with it, devices share the draws of a step.
+      noise: likewise. Given z, weights are independent Gaussians, as in mean-field VI: `local`
+        draws a layer's outputs for each row in place of one e for all rows.
 
     Returns:
       The method; `init` also takes `vi.VariationalParams` for a start from mean-field VI. Infos
@@ -333,6 +346,8 @@ def implicit_vi(
     linearised = chosen if isinstance(chosen, Estimator) else None
     if linearised and linearised.name not in ENTROPY_ESTIMATORS:
         raise unknown_name("entropy", linearised.name, ENTROPY_ESTIMATORS)
+    if noise not in vi.ESTIMATORS:
+        raise unknown_name("noise", noise, vi.ESTIMATORS)
     start.check()
     if not 0 < objective.annealing_start <= 1:
         raise UserError(
@@ -380,6 +395,7 @@ def implicit_vi(
                 state.vectors,
                 state.log_step_size,
                 place,
+                noise,
             )
             terms = jax.tree.map(jnp.mean, each)
             value = objective.value(terms, state.num_steps)

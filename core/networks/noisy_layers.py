@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from haiku_posteriors.core import trees
+from haiku_posteriors.core import approximate_normals, trees
 from haiku_posteriors.core.data import Data, Inputs, pad
 from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
 from haiku_posteriors.core.log_joint import LogJoint
@@ -280,7 +280,7 @@ def _local(
     # Where all inputs are zero so is the variance, and the root's gradient would be infinite.
     positive = variance > 0
     std = jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1.0)), 0.0)
-    return layer(x) + std * jax.random.normal(rng_key, std.shape, std.dtype)
+    return layer(x) + std * approximate_normals.approximate_normal_like(rng_key, std)
 
 
 def _flipout(

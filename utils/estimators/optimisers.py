@@ -38,7 +38,7 @@ def map(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 def mean_field(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
     """Mean-field VI."""
     training = _Training(log_joint, num_rows, wishes, training_report.ELBO)
-    options = {"sigma_init": 1e-2, **training.options}
+    options = {"sigma_init": 1e-2, "estimator": forms.ESTIMATOR, **training.options}
     optimizer, batch_size = training.optimizer(), training.batch_size
     return training.plan(vi.mean_field_vi(log_joint, optimizer, batch_size, **options))
 
@@ -52,7 +52,7 @@ def mc_dropout(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 
 def implicit(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
     """Implicit VI."""
-    options = {"num_samples": 8, **(wishes.options or {})}
+    options = {"num_samples": 8, "noise": forms.ESTIMATOR, **(wishes.options or {})}
     if "generator" not in options:
         shapes = log_joint.random_shapes
         options["generator"] = generators.make_generator(generators.automatic(shapes), shapes)

@@ -46,15 +46,16 @@ VI_FLAGS = (
         choices=bound.WEIGHTS,
     ),
 )
+ESTIMATOR = Flag(
+    "vi_estimator",
+    "enum",
+    None,
+    "How draws of q enter the gradient.",
+    BY_DATA,
+    choices=vi.ESTIMATORS,
+)
 GAUSSIAN_FLAGS = (
-    Flag(
-        "vi_estimator",
-        "enum",
-        None,
-        "How draws of q enter the gradient.",
-        BY_DATA,
-        choices=vi.ESTIMATORS,
-    ),
+    ESTIMATOR,
     Flag(
         "warm_start_epochs",
         "integer",

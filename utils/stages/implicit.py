@@ -104,6 +104,7 @@ def make_method(task: Task, generator: Generator) -> Method:
             round(settings.annealing_epochs * batches),
         ),
         place=devices.draw_placement(mesh, settings.num_samples),
+        noise=settings.vi_estimator,
     )
 
 

@@ -25,8 +25,7 @@ def train(
     """Mean-field posteriors (members, ...), from `starts` to where their ELBO no longer rises.
 
     Rows of a step are those of the sampler, its epochs the most; half of a time limit is for this.
-    With `local` noise and Adam's step as in run_vi.py: the noise of whole draws takes ten times as
-    many epochs to average.
+    The step is Adam's as in run_vi.py.
     """
     settings, log_joint = task.settings, task.log_joint
     batches = num_minibatches(len(task.dataset.y_train), settings.batch_size)
@@ -34,7 +33,9 @@ def train(
     rules = rules._replace(num_evaluations=training.ELBO.evaluation_epochs(batches))
     scale = min(jax.tree.leaves(log_joint.prior_scales))
     optimizer = optim_utils.make_optimizer("Adam", STEP_OVER_PRIOR_STD * scale, None)
-    method = vi.mean_field_vi(log_joint, optimizer, settings.batch_size, estimator="local")
+    method = vi.mean_field_vi(
+        log_joint, optimizer, settings.batch_size, estimator=settings.vi_estimator
+    )
     run = Run(
         log_joint,
         task.dataset,

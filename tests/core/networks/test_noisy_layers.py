@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from haiku_posteriors.core import approximate_normals
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.networks import noisy_layers
@@ -58,11 +59,11 @@ def test_local_linear_equals_numpy_for_given_noise(monkeypatch):
     network, params = transform(lambda x: hk.Linear(3)(x), ROWS)
     scales = scales_like(params)
 
-    def normal(key, shape, dtype):
-        assert shape == noise.shape, "one number a row and output"
-        return jnp.asarray(noise, dtype)
+    def normal_like(key, outputs):
+        assert outputs.shape == noise.shape, "one number a row and output"
+        return jnp.asarray(noise, outputs.dtype)
 
-    monkeypatch.setattr(jax.random, "normal", normal)
+    monkeypatch.setattr(approximate_normals, "approximate_normal_like", normal_like)
     ours = noisy(network, params, scales, ROWS, "local")(jax.random.key(0))
     (w, b), (sw, sb) = (
         (np.asarray(t["linear"]["w"], float), np.asarray(t["linear"]["b"], float))
@@ -96,7 +97,9 @@ def test_local_convolutions_have_the_mean_and_variance_of_drawn_weights(name, mo
     network, params = transform(CONVOLUTIONS[name], IMAGES)
     scales = scales_like(params)
     exact = covariance_of_outputs(lambda p: network(p, IMAGES), params, scales)
-    monkeypatch.setattr(jax.random, "normal", lambda key, shape, dtype: jnp.ones(shape, dtype))
+    monkeypatch.setattr(
+        approximate_normals, "approximate_normal_like", lambda key, outputs: jnp.ones_like(outputs)
+    )
     run = jax.jit(noisy(network, params, scales, IMAGES, "local"))
     noise = np.asarray(run(jax.random.key(0)) - network(params, IMAGES))
     np.testing.assert_allclose(noise.ravel() ** 2, np.diag(exact), rtol=1e-3, atol=1e-4)
