@@ -118,7 +118,7 @@ START = (
         "enum",
         None,
         "Where draws begin: mean-field VI of the same run, a trained network, or the prior.",
-        "mean_field where the run ends by itself, else network",
+        "mean_field where a run of a network ends by itself, else network",
         choices=samplers.STARTS,
     ),
     Flag(
@@ -191,7 +191,7 @@ def run(settings: Settings) -> None:
     settings = choose_objective(settings)
     task = tasks.load_task("implicit", settings)
     generator = implicit.make_generator(task)
-    task = task._replace(settings=implicit.complete(task.settings, generator))
+    task = task._replace(settings=implicit.complete(task, generator))
     settings = task.settings
     method = implicit.make_method(task, generator)
     directory = tasks.open_folder(task)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from haiku_posteriors.core import progress, vi
-from haiku_posteriors.core.data import Data, num_minibatches
+from haiku_posteriors.core.data import Data, num_minibatches, take_rows
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.implicit import (
     generators,
@@ -54,8 +54,9 @@ def make_generator(task: Task) -> Generator:
     return generator
 
 
-def complete(settings: Settings, generator: Generator) -> Settings:
-    """Fills in what depends on the generator, and refuses what contradicts itself."""
+def complete(task: Task, generator: Generator) -> Settings:
+    """Fills in what depends on generator and network, and refuses what contradicts itself."""
+    settings = task.settings
     small = generator.num_weights <= generators.MLP_LIMIT
     settings = settings.fill(
         {"num_evidence_draws": 200 if small else 0}, "by the number of weights"
@@ -65,8 +66,10 @@ def complete(settings: Settings, generator: Generator) -> Settings:
     settings = settings.fill({"objective": entropy}, "by the latent size")
     estimator = implicit_vi.default_estimator(generator)
     settings = settings.fill({"entropy": estimator}, "by the latent size")
-    start = "mean_field" if settings.until_converged else "network"
-    settings = settings.fill({"start": start}, "by whether the run ends by itself")
+    start = "network"
+    if settings.until_converged:
+        start = samplers.default_start(task.log_joint, take_rows(task.dataset.x_train, slice(8)))
+    settings = settings.fill({"start": start}, "by the network and whether the run ends by itself")
     if settings.start == "mean_field" and settings.until_converged:
         # The first steps of a run that ends by itself are long, and would leave what is trained.
         step = progress.DECREASE * settings.init_step_size

@@ -20,7 +20,7 @@ from scenarios import LinearGaussian, coefficients, tanh_mlp
 from haiku_posteriors.core import trees, vi
 from haiku_posteriors.core.data import take
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.implicit import generators, implicit_vi
+from haiku_posteriors.core.implicit import generators, implicit_vi, samplers
 from haiku_posteriors.core.implicit.generators import MLP
 from haiku_posteriors.core.implicit.implicit_vi import Estimator, ImplicitTerms, Objective
 from haiku_posteriors.core.implicit.samplers import Sampler, Start
@@ -344,6 +344,20 @@ def test_starting_from_mean_field(fitted):
     last = float(np.mean(info["linearised_estimate"][-300:]))
     assert last > EXACT.log_evidence() - EXACT.mean_field_gap() / 4
     assert last < EXACT.log_evidence() + 0.2
+
+
+@pytest.mark.parametrize(
+    ("network", "start"),
+    [
+        (lambda x: hk.Linear(1)(x), "network"),
+        (lambda x: hk.Linear(1)(jnp.tanh(x)), "network"),
+        (tanh_mlp, "mean_field"),
+        # Its outputs are 0 wherever they start, and not affine for that.
+        (lambda x: hk.Linear(1, w_init=jnp.zeros)(jax.nn.relu(hk.Linear(4)(x))), "mean_field"),
+    ],
+)
+def test_the_default_start_asks_whether_outputs_are_affine(network, start):
+    assert samplers.default_start(EXACT.log_joint(network), INPUTS[:5]) == start
 
 
 def test_starts():

@@ -28,13 +28,12 @@ def load(path, *flags):
     words = [f"--dataset_name={path}", *linear, *noise, "--pretrain_starts=1", *flags]
     task = tasks.load_task("implicit", cmd_args_utils.parse(run_implicit.GROUPS, words))
     generator = implicit.make_generator(task)
-    return task._replace(settings=implicit.complete(task.settings, generator))
+    return task._replace(settings=implicit.complete(task, generator))
 
 
 def test_of_a_linear_model_it_is_the_best_mean_field_q(path, tmp_path, capsys):
     """Its mean is the posterior's, its variances those of a weight given all others."""
-    task = load(path)
-    assert task.settings.start == "mean_field"
+    task = load(path, "--start=mean_field")
     q = implicit.find_starts(task, tmp_path)
     assert isinstance(q, vi.VariationalParams)
     assert "Mean-field start:" in capsys.readouterr().out
@@ -55,6 +54,11 @@ def test_of_a_linear_model_it_is_the_best_mean_field_q(path, tmp_path, capsys):
     assert (tmp_path / "mean_field" / "checkpoints").is_dir()
 
 
+def test_samplers_of_networks_start_there_and_those_of_regressions_do_not(path):
+    assert load(path, "--model_name=mlp_20_20").settings.start == "mean_field"
+    assert load(path).settings.start == "network"
+
+
 def test_a_run_of_given_length_starts_around_the_network(path):
-    assert load(path, "--num_epochs=5").settings.start == "network"
+    assert load(path, "--num_epochs=5", "--model_name=mlp_20_20").settings.start == "network"
     assert load(path, "--num_epochs=5", "--start=mean_field").settings.start == "mean_field"
