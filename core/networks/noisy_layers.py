@@ -14,7 +14,9 @@ inputs (rows, features) a row's outputs then have their exact joint law, so that
 expectations are estimated without bias. For convolutions the outputs at two positions of one row
 share weights and are correlated, which noise drawn independently per position ignores: the law of
 each output is right, the joint law is not, and the objective differs from the ELBO, little where
-correlations matter little. It is exact where a convolution has one position only.
+correlations matter little. It is exact where a convolution has one position only. Noise is by
+`core.approximate_normals`: its first eleven moments are the normal ones, and it is the largest part
+of the cost otherwise.
 
 `flipout` (Wen et al. 2018, arXiv 1803.04386) is exact for all three layers: given the signs, each
 row sees weights of the right law, and rows are uncorrelated.
