@@ -4,6 +4,7 @@ Loading cannot run code, a damaged file is recognised, and an interrupted write 
 before it as it was. Arrays are stored by their path in the pytree, e.g. `params/linear/w`.
 """
 
+import contextlib
 import hashlib
 import pathlib
 import re
@@ -192,6 +193,14 @@ def load_starts(
             f"--{flag}={found}."
         )
     return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_chains, *leaf.shape[1:])), params)
+
+
+def seconds_spent(directory: pathlib.Path) -> float:
+    """What a run had taken at its newest undamaged checkpoint; 0 where there is none."""
+    for path in _checkpoints(directory / "checkpoints"):
+        with contextlib.suppress(DamagedFileError):
+            return float(load_tensors(path)[1]["seconds"])
+    return 0.0
 
 
 def load_newest_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:

@@ -36,14 +36,14 @@ def optimizer_of(
     )
 
 
-def warmed_adam(settings: Settings, num_rows: int, num_epochs: int) -> optax.GradientTransformation:
+def warmed_adam(init_step_size: float, num_steps: int) -> optax.GradientTransformation:
     """Adam with b2 = 0.99, whose step grows over a twentieth of the run before the cosine.
 
     For objectives whose gradients change by orders of magnitude while precisions are learned.
     """
-    num_steps = max(num_epochs * num_minibatches(num_rows, settings.batch_size), 1)
+    num_waiting = num_steps // 20
     schedule = optax.warmup_cosine_decay_schedule(
-        0.0, settings.init_step_size, num_steps // 20, max(num_steps, num_steps // 20 + 1)
+        0.0, init_step_size, num_waiting, max(num_steps, num_waiting + 1)
     )
     return optax.chain(optax.adam(schedule, b2=0.99), progress.scale_by_step_factor())
 

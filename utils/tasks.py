@@ -17,6 +17,7 @@ from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.utils import (
+    checkpoint_utils,
     cmd_args_utils,
     devices,
     files,
@@ -58,6 +59,10 @@ PRIOR_FLAGS = (
     *("weight_decay", "prior_family", "prior_group", "prior_mixture_weight"),
     *("prior_mixture_ratio", "prior_degrees_of_freedom"),
 )
+
+
+# Runs inside a run that find where it starts; half of a time limit is theirs at most.
+WARM_START, MEAN_FIELD_START = "warm_start", "mean_field"
 
 
 class Task(NamedTuple):
@@ -223,6 +228,11 @@ def _refuse_other_flags(directory: pathlib.Path, before: dict, now: dict) -> Non
         )
 
 
+def seconds_for_start(settings: Settings) -> float | None:
+    """What finding a start may take; None without a time limit."""
+    return None if settings.time_limit is None else 60 * settings.time_limit / 2
+
+
 def describe(task: Task, num_chains: int, num_draws: int) -> StoredProblem:
     """What the folder stores, so that its draws predict without the data.
 
@@ -285,6 +295,7 @@ def execute(
         path = directory / "prior_predictive.png"
         prior_predictive.draw(path, task.log_joint, dataset, settings.seed)
         print(f"What the prior says of the data: {path}", flush=True)
+    starts = (directory / name for name in (WARM_START, MEAN_FIELD_START))
     run = Run(
         task.log_joint,
         taught or dataset,
@@ -297,6 +308,7 @@ def execute(
         directory=directory,
         tabulate_freq=settings.tabulate_freq,
         time_limit=None if settings.time_limit is None else 60 * part_of_time * settings.time_limit,
+        seconds_before=sum(map(checkpoint_utils.seconds_spent, starts)),
         **loop,
     )
     result = run.finish(change_draws)

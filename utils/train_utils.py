@@ -75,7 +75,7 @@ class RunResult:
       state: the method's state at the end, with a leading chain axis.
       history: `info` of every step, (chains, steps), if it was asked for.
       num_updates: how many updates each chain has made.
-      seconds: time spent, over all sessions of the run.
+      seconds: time spent, over all sessions of the run, its start included.
     """
 
     store: DrawStore
@@ -116,6 +116,7 @@ class Run:
         is_finished: Callable[[State], jax.Array] | None = None,
         enough: Enough | None = None,
         time_limit: float | None = None,
+        seconds_before: float = 0.0,
         show: Sequence[str] = (),
         initial_params: Params | None = None,
         purposes: chains.Purposes = chains.MAIN,
@@ -149,6 +150,7 @@ class Run:
           enough: when to end by what was drawn.
           time_limit: seconds after which the run ends with what it has; between calls of the
             program, so that the end is that of no other run. A larger one goes on from there.
+          seconds_before: that finding the start took; they count as the run's.
           show: further names of `info` for the progress bar and the table.
           initial_params: where to start, (num_chains, ...); the method decides by default.
           purposes: of the keys, where a run has more than one loop.
@@ -178,10 +180,10 @@ class Run:
         mesh = devices.make_mesh(num_chains)
         self._program = chains.compile_method(method, seed, num_chains, mesh, purposes, is_finished)
         self._is_finished = jax.jit(is_finished) if is_finished else None
-        self._seconds = 0.0
+        self._seconds = seconds_before
         # At the end of the last steps: what the host does there is not to make a run late, which
         # has then been told whether to draw.
-        self._seconds_of_steps = 0.0
+        self._seconds_of_steps = seconds_before
         self._draws_expected: int | None = None  # by the checkpoint, of an earlier session
         self._last_save = time.monotonic()
         self._warned = not expects_spread

@@ -269,6 +269,12 @@ def test_a_run_whose_time_ends_in_an_evaluation_still_draws(problem, monkeypatch
     assert run.step < 1000 and result.test_predictions.num_draws > 0
 
 
+def test_seconds_that_the_start_took_count(problem):
+    run = make_run(problem, num_steps=1000, eval_freq=1, time_limit=10.0, seconds_before=60.0)
+    result = run.finish()
+    assert run.step < 1000 and result.seconds > 60 and result.test_predictions.num_draws > 0
+
+
 def test_a_run_that_would_collect_nothing_is_refused(problem):
     with pytest.raises(UserError, match="No draws would be collected"):
         make_run(problem, collects=lambda epoch: epoch > 100)

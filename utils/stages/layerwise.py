@@ -33,7 +33,8 @@ def make_method(task: Task) -> tuple[Method, Family]:
     rows = np.sort(jax.random.permutation(key, num_rows)[: settings.num_inducing])
     inducing_inputs = take_rows(task.dataset.x_train, rows)
     if settings.optimizer == "Adam":
-        optimizer = optim_utils.warmed_adam(settings, num_rows, settings.num_epochs)
+        num_steps = settings.num_epochs * num_minibatches(num_rows, settings.batch_size)
+        optimizer = optim_utils.warmed_adam(settings.init_step_size, num_steps)
     else:
         optimizer = optim_utils.optimizer_of(settings, num_rows, settings.num_epochs)
     family = layerwise_vi.find_family(log_joint, inducing_inputs, settings.inducing_positions)

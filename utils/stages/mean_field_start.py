@@ -12,7 +12,7 @@ import jax
 
 from haiku_posteriors.core import progress, trees, vi
 from haiku_posteriors.core.data import num_minibatches
-from haiku_posteriors.utils import chains, optim_utils, signals
+from haiku_posteriors.utils import chains, optim_utils, signals, tasks
 from haiku_posteriors.utils.report import training
 from haiku_posteriors.utils.settings import STEP_OVER_PRIOR_STD
 from haiku_posteriors.utils.tasks import Task
@@ -24,7 +24,7 @@ def train(
 ) -> vi.VariationalParams:
     """Mean-field posteriors (members, ...), from `starts` to where their ELBO no longer rises.
 
-    Rows of a step are those of the sampler, its epochs the most; half of a time limit is for this.
+    Rows of a step are those of the sampler, its epochs the most.
     The step is Adam's as in run_vi.py.
     """
     settings, log_joint = task.settings, task.log_joint
@@ -48,8 +48,8 @@ def train(
         is_finished=progress.all_reached,
         initial_params=starts,
         purposes=chains.MEAN_FIELD_START,
-        time_limit=None if settings.time_limit is None else 30 * settings.time_limit,
-        directory=directory / "mean_field",
+        time_limit=tasks.seconds_for_start(settings),
+        directory=directory / tasks.MEAN_FIELD_START,
         unit="epoch of the mean-field start",
     )
     with signals.part_of(directory):

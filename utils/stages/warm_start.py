@@ -17,7 +17,7 @@ from haiku_posteriors.core import sgd
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, checkpoint_utils, signals
+from haiku_posteriors.utils import chains, checkpoint_utils, signals, tasks
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.settings import STEP_OVER_PRIOR_STD, WARM_START_BATCH_SIZE
 from haiku_posteriors.utils.tasks import Task
@@ -67,8 +67,8 @@ def train_starts(
             num_chains=num_chains,
             num_epochs=settings.warm_start_epochs,
             seed=settings.seed,
-            time_limit=None if settings.time_limit is None else 60 * settings.time_limit,
-            directory=directory / "warm_start",
+            time_limit=tasks.seconds_for_start(settings),
+            directory=directory / tasks.WARM_START,
             starts=starts,
         )
 

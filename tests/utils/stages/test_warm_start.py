@@ -65,6 +65,11 @@ def test_a_run_starts_where_training_ended(tmp_path):
     draws = checkpoint_utils.load_draws(tmp_path / "run" / "draws")
     np.testing.assert_allclose(draws["output/w"][:, -1], members["output/w"][:, -1], atol=1e-4)
     assert read_json(tmp_path / "run" / "flags.json")["warm_start_epochs"] == 30
+    spent = checkpoint_utils.seconds_spent(tmp_path / "run" / "warm_start")
+    assert 0 < spent < read_json(tmp_path / "run" / "summary.json")["seconds"]
+    for path in (tmp_path / "run" / "warm_start" / "checkpoints").iterdir():
+        path.write_bytes(b"damaged")
+    assert checkpoint_utils.seconds_spent(tmp_path / "run" / "warm_start") == 0
 
 
 def test_a_stop_in_the_warm_start_names_the_folder_of_the_run(tmp_path, monkeypatch):
