@@ -1,23 +1,26 @@
 """How often verdicts are wrong: runs cut short, run long and run too hot, on a known posterior.
 
-python benchmarks/verdict_rates.py [--seeds=50] [--methods=map,vi,sgmcmc,hmc]
+python benchmarks/verdict_rates.py [--seeds=50] [--methods=map,vi,implicit,layerwise,sgmcmc,hmc]
 
 A linear regression of ten weights, whose inputs are correlated and have scales from 0.2 to 5; its
-posterior, its mode and its best mean-field approximation are known. Every line is `seeds` runs of
-one setting. A run of an optimiser has arrived if its objective is within TOLERANCE nats of the
-optimum, in closed form. Chains have arrived if no mean is off by more than 0.25 posterior standard
-deviations and no standard deviation by more than 15 %: three times what the effective sample size
-that the verdict asks for leaves. A false alarm is a verdict "NOT converged" on a run that has
-arrived, a miss the verdict "converged" on one that has not.
+posterior, its mode, its best mean-field approximation and its evidence are known. Every line is
+`seeds` runs of one setting. A run of an optimiser has arrived if its objective is within TOLERANCE
+nats of the optimum, which of implicit and layerwise VI is the log-evidence. Chains have arrived if
+no mean is off by more than 0.25 posterior standard deviations and no standard deviation by more
+than 15 %: three times what the effective sample size that the verdict asks for leaves. A false
+alarm is a verdict "NOT converged" on a run that has arrived, a miss the verdict "converged" on one
+that has not.
 """
 
+import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from tabulate import tabulate
 
 sys.path.insert(0, ".")
@@ -27,14 +30,16 @@ from scenarios import LinearGaussian, coefficients
 
 from haiku_posteriors.core import curvature, hmc, progress, sgmcmc, trees
 from haiku_posteriors.core.data import num_minibatches
+from haiku_posteriors.core.implicit import generators, implicit_vi
 from haiku_posteriors.core.judging import diagnostics, temperatures, training
 from haiku_posteriors.core.judging.temperatures import Temperatures
 from haiku_posteriors.core.judging.trends import Trend
+from haiku_posteriors.core.layerwise import layerwise_vi
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.progress import Rules
 from haiku_posteriors.core.sgd import sgd
 from haiku_posteriors.core.vi import mean_field_vi
-from haiku_posteriors.utils.optim_utils import make_optimizer
+from haiku_posteriors.utils import optim_utils
 from haiku_posteriors.utils.report.training import training_of
 from haiku_posteriors.utils.stages.sampler_scales import LEAST_FRICTION
 
@@ -42,9 +47,11 @@ ARGUMENTS = dict(argument[2:].split("=") for argument in sys.argv[1:])
 NUM_SEEDS = int(ARGUMENTS.get("seeds", 50))
 ROWS, COLUMNS, TOLERANCE, CHAINS = 200, 10, 0.2, 4
 START = 2**31  # the number of the key of a start, which no epoch has
-OPTIMISERS = {"map": sgd, "vi": mean_field_vi}
 # Epochs at full batch, and whether training ends by itself.
 LENGTHS = ((50_000, True), (300, True), (100, False), (20_000, False))
+SCHEDULES = ((100, False), (3000, False), (20_000, False))  # of what has no end of its own
+NUM_INDUCING = 100
+NUM_BOUND_DRAWS = 1000  # of a bound whose draws differ the less the nearer it is to log p(D)
 RANDOM = np.random.default_rng(0)
 INPUTS = RANDOM.normal(size=(ROWS, COLUMNS))
 INPUTS[:, 1:] += 0.5 * INPUTS[:, :-1]
@@ -56,17 +63,112 @@ LOG_JOINT, DATA = EXACT.log_joint(), EXACT.data()
 STD = np.sqrt(np.diag(EXACT.covariance))
 
 
-def train(make: Callable[..., Method], batch_size: int, num_epochs: int, by_itself: bool) -> Any:
+class Optimiser(NamedTuple):
+    """A method that maximises, and what is known of its optimum.
+
+    Attributes:
+      name: in the table.
+      make: optimizer, batch size -> method.
+      below: states of all seeds -> nats by which their objectives are below the optimum, (seeds,).
+      num_evaluations: minibatches of an evaluation of the objective.
+      lengths: epochs at full batch, and whether training ends by itself.
+      optimizer: number of updates, or None where training ends by itself -> its optimizer.
+    """
+
+    name: str
+    make: Callable[[optax.GradientTransformation, int], Method]
+    below: Callable[[Any], np.ndarray]
+    num_evaluations: int = 32
+    lengths: tuple[tuple[int, bool], ...] = LENGTHS
+    optimizer: Callable[[int | None], optax.GradientTransformation] = functools.partial(
+        optim_utils.make_optimizer, "Adam", 0.01
+    )
+
+
+def below_mode(state: Any) -> np.ndarray:
+    mean = coefficients(state.params) - EXACT.mean
+    return 0.5 * np.einsum("si,ij,sj->s", mean, EXACT.precision, mean)
+
+
+def below_best_mean_field(state: Any) -> np.ndarray:
+    mean = coefficients(state.variational.mean) - EXACT.mean
+    scale = coefficients(jax.tree.map(jax.nn.softplus, state.variational.raw_scale))
+    squares = (scale / EXACT.mean_field_std()) ** 2
+    nats = 0.5 * np.einsum("si,ij,sj->s", mean, EXACT.precision, mean)
+    return nats + 0.5 * np.sum(squares - 1 - np.log(squares), axis=1)
+
+
+def below_evidence(bound: Callable[[jax.Array, Any], jax.Array], state: Any) -> np.ndarray:
+    """`bound`: key, state of a seed -> estimates of its lower bound of log p(D)."""
+    values = jax.jit(lambda states: jax.lax.map(lambda s: bound(jax.random.key(4), s), states))
+    return EXACT.log_evidence() - np.mean(np.asarray(values(state), float), axis=1)
+
+
+def implicit() -> Optimiser:
+    """With the generator and the noise that run_implicit.py has for a table."""
+    description = generators.automatic(LOG_JOINT.random_shapes)
+    generator = generators.make_generator(description, LOG_JOINT.random_shapes)
+
+    def make(optimizer: optax.GradientTransformation, batch_size: int) -> Method:
+        return implicit_vi.implicit_vi(
+            LOG_JOINT,
+            optimizer,
+            batch_size,
+            generator=generator,
+            num_samples=8,
+            objective=implicit_vi.Objective("hierarchical"),
+            noise="local",
+        )
+
+    def bound(key: jax.Array, state: Any) -> jax.Array:
+        arguments = (LOG_JOINT, generator, None, state.sampler, DATA, NUM_BOUND_DRAWS)
+        return implicit_vi.evidence_terms(key, *arguments)[0].total
+
+    return Optimiser("implicit VI", make, functools.partial(below_evidence, bound))
+
+
+def layerwise() -> Optimiser:
+    """With the steps of run_vi.py, from random networks."""
+    inducing = DATA.inputs[:NUM_INDUCING]
+    family = layerwise_vi.find_family(LOG_JOINT, inducing)
+
+    def make(optimizer: optax.GradientTransformation, batch_size: int) -> Method:
+        settings = {"inducing_inputs": inducing, "rows_per_input": ROWS / NUM_INDUCING}
+        return layerwise_vi.layerwise_vi(LOG_JOINT, optimizer, batch_size, **settings)
+
+    def bound(key: jax.Array, state: Any) -> jax.Array:
+        return family.evidence_terms(key, state.posterior, DATA, NUM_BOUND_DRAWS)[0].elbo
+
+    return Optimiser(
+        "layerwise VI",
+        make,
+        functools.partial(below_evidence, bound),
+        lengths=SCHEDULES,
+        optimizer=functools.partial(optim_utils.warmed_adam, 0.03),
+    )
+
+
+OPTIMISERS = {
+    "map": lambda: Optimiser("MAP", lambda *a: sgd(LOG_JOINT, *a), below_mode, 1),
+    "vi": lambda: Optimiser(
+        "mean-field VI", lambda *a: mean_field_vi(LOG_JOINT, *a), below_best_mean_field
+    ),
+    "implicit": implicit,
+    "layerwise": layerwise,
+}
+
+
+def train(optimiser: Optimiser, batch_size: int, num_epochs: int, by_itself: bool) -> Any:
     """The states of all seeds at the end, and the rules."""
     batches = num_minibatches(ROWS, batch_size)
-    optimizer = make_optimizer("Adam", 0.01, None if by_itself else num_epochs * batches)
-    evaluations = 1 if make is sgd else -(-32 // batches)
+    optimizer = optimiser.optimizer(None if by_itself else num_epochs * batches)
+    evaluations = -(-optimiser.num_evaluations // batches)
     rules = Rules(TOLERANCE, progress.first_round(batches), num_evaluations=evaluations)
     if not by_itself:
         steps = 1 + np.cos(np.pi * np.arange(num_epochs) / num_epochs)
         ends, start = progress.schedule_ends(steps)
         rules = rules._replace(ends=ends, start=start)
-    method = progress.watch(make(LOG_JOINT, optimizer, batch_size), rules)
+    method = progress.watch(optimiser.make(optimizer, batch_size), rules)
 
     def one(key: jax.Array) -> Any:
         def step(carry: tuple) -> tuple:
@@ -85,21 +187,8 @@ def train(make: Callable[..., Method], batch_size: int, num_epochs: int, by_itse
     return states, rules, float(np.mean(epochs))
 
 
-def excess(make: Callable[..., Method], state: Any) -> np.ndarray:
-    """By how many nats the objectives are below their optimum, (seeds,)."""
-    mean = coefficients(state.params if make is sgd else state.variational.mean) - EXACT.mean
-    nats = 0.5 * np.einsum("si,ij,sj->s", mean, EXACT.precision, mean)
-    if make is not sgd:
-        scale = coefficients(jax.tree.map(jax.nn.softplus, state.variational.raw_scale))
-        squares = (scale / EXACT.mean_field_std()) ** 2
-        nats += 0.5 * np.sum(squares - 1 - np.log(squares), axis=1)
-    return nats
-
-
-def judge_training(
-    make: Callable[..., Method], batch_size: int, num_epochs: int, by_itself: bool
-) -> list:
-    states, rules, epochs = train(make, batch_size, num_epochs, by_itself)
+def judge_training(optimiser: Optimiser, batch_size: int, num_epochs: int, by_itself: bool) -> list:
+    states, rules, epochs = train(optimiser, batch_size, num_epochs, by_itself)
     found = training_of(states.progress, rules)
     converged = []
     for seed in range(NUM_SEEDS):
@@ -109,10 +198,9 @@ def judge_training(
         own = training.Training(last, found.num_epochs[one], reached, found.objectives[one])
         objective = training.Objective("objective", "Draw more")
         converged.append(training.verdict(own, objective, TOLERANCE).converged)
-    nats = excess(make, states.state)
-    name = "MAP" if make is sgd else "mean-field VI"
     length = f"auto, at most {num_epochs}" if by_itself else f"cosine, {num_epochs}"
-    return line(name, f"batches of {batch_size}, {length}", nats < TOLERANCE, converged, epochs)
+    arrived = optimiser.below(states.state) < TOLERANCE
+    return line(optimiser.name, f"batches of {batch_size}, {length}", arrived, converged, epochs)
 
 
 def judge_chains(batch_size: int, num_updates: int, stretch: float) -> list:
@@ -242,12 +330,12 @@ def line(method: str, text: str, arrived: np.ndarray, converged: list, epochs: f
 
 def main() -> None:
     rows = []
-    methods = ARGUMENTS.get("methods", "map,vi,sgmcmc,hmc").split(",")
-    for make in [OPTIMISERS[name] for name in methods if name in OPTIMISERS]:
+    methods = ARGUMENTS.get("methods", f"{','.join(OPTIMISERS)},sgmcmc,hmc").split(",")
+    for optimiser in [OPTIMISERS[name]() for name in methods if name in OPTIMISERS]:
         for batch_size in (ROWS, 40):
-            for num_epochs, by_itself in LENGTHS:
+            for num_epochs, by_itself in optimiser.lengths:
                 epochs = num_epochs if batch_size == ROWS else num_epochs // 5
-                rows.append(judge_training(make, batch_size, epochs, by_itself))
+                rows.append(judge_training(optimiser, batch_size, epochs, by_itself))
     for batch_size, num_updates, stretch in (
         (ROWS, 20_000, 1.0),
         (ROWS, 1_000, 1.0),
