@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.implicit import implicit_vi, mixtures, samplers
+from haiku_posteriors.core.implicit import mixtures, objectives, samplers
 from haiku_posteriors.utils import cmd_args_utils, script_utils, tasks, training_runs
 from haiku_posteriors.utils.cmd_args_utils import Flag
 from haiku_posteriors.utils.report import training
@@ -46,7 +46,7 @@ LINEARISED = (
         None,
         "Estimator of the linearised entropy's log-determinant.",
         "exact or, for large latents, lanczos",
-        choices=implicit_vi.ENTROPY_ESTIMATORS,
+        choices=objectives.ENTROPY_ESTIMATORS,
     ),
     Flag("entropy_steps", "integer", 20, "Steps of lanczos or singular_value.", lower_bound=1),
     Flag("entropy_probes", "integer", 1, "Probes of lanczos for each draw.", lower_bound=1),
@@ -79,7 +79,7 @@ OBJECTIVE = (
         "Entropy in what is maximised: of the linearised generator (no bound), a lower bound by an "
         "encoder or by a mixture of K conditionals, or an unbiased gradient.",
         "hierarchical or, for large latents, linearised",
-        choices=implicit_vi.ENTROPIES,
+        choices=objectives.ENTROPIES,
     ),
     *LINEARISED,
     *SEMI_IMPLICIT,
@@ -221,11 +221,11 @@ def choose_objective(settings: Settings) -> Settings:
         settings = settings.fill({"objective": "linearised"}, f"{given[0]} was given")
         if settings.objective != "linearised":
             raise UserError(f"{given[0]} is for the linearised entropy, which nothing here uses.")
-    for flags, objectives in ((SEMI_IMPLICIT, ("sivi", "uivi")), (UNBIASED, ("uivi",))):
+    for flags, readers in ((SEMI_IMPLICIT, ("sivi", "uivi")), (UNBIASED, ("uivi",))):
         given = [flag.name for flag in flags if settings.was_given(flag.name)]
-        if given and settings.objective not in objectives:
+        if given and settings.objective not in readers:
             raise UserError(
-                f"{given[0]} is for --objective={' or '.join(objectives)}, not "
+                f"{given[0]} is for --objective={' or '.join(readers)}, not "
                 f"{settings.objective or 'for the default'}."
             )
     return settings

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from haiku_posteriors.core import likelihoods, priors, trees
 from haiku_posteriors.core.data import Data, make_data
 from haiku_posteriors.core.implicit import generators, implicit_vi, jacobian
-from haiku_posteriors.core.implicit.implicit_vi import Estimator
+from haiku_posteriors.core.implicit.objectives import Estimator
 from haiku_posteriors.core.implicit.samplers import Sampler
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
 from haiku_posteriors.utils import models

@@ -22,7 +22,7 @@ from tabulate import tabulate
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from haiku_posteriors.core import sgd, trees, vi
 from haiku_posteriors.core.data import make_data
-from haiku_posteriors.core.implicit import generators, implicit_vi
+from haiku_posteriors.core.implicit import generators, implicit_vi, objectives
 from haiku_posteriors.core.layerwise.layerwise_vi import layerwise_vi
 from haiku_posteriors.core.likelihoods import categorical
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
@@ -71,9 +71,9 @@ def _implicit(
         optimizer,
         len(inputs),
         generator=generator,
-        estimator=implicit_vi.Estimator("lanczos", 10),
+        estimator=objectives.Estimator("lanczos", 10),
         num_samples=SAMPLES,
-        objective=implicit_vi.Objective("linearised"),
+        objective=objectives.Objective("linearised"),
     )
 
 

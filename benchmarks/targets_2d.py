@@ -25,7 +25,13 @@ sys.path.insert(0, ".")
 
 from haiku_posteriors.core import hmc, low_rank, mclmc, smc, vi
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.implicit import generators, implicit_vi, semi_implicit, unbiased
+from haiku_posteriors.core.implicit import (
+    generators,
+    implicit_vi,
+    objectives,
+    semi_implicit,
+    unbiased,
+)
 from haiku_posteriors.core.implicit.samplers import Start
 from haiku_posteriors.core.judging import distances
 from haiku_posteriors.core.likelihoods import gaussian
@@ -121,7 +127,7 @@ def recipes(num_steps: int) -> dict[str, Recipe]:
     gaussian_settings: dict[str, Any] = {"sigma_init": 1.0, "num_samples": NUM_SAMPLES}
 
     def implicit(
-        objective: str, estimator: implicit_vi.EntropyEstimator
+        objective: str, estimator: objectives.EntropyEstimator
     ) -> Callable[[LogJoint], Method]:
         def make(log_joint: LogJoint) -> Method:
             description = generators.MLP(3, (50, 50))
@@ -133,7 +139,7 @@ def recipes(num_steps: int) -> dict[str, Recipe]:
                 estimator=estimator,
                 num_samples=NUM_SAMPLES,
                 start=Start("prior", 0.1, 0.5),
-                objective=implicit_vi.Objective(objective),
+                objective=objectives.Objective(objective),
             )
 
         return make
@@ -146,7 +152,7 @@ def recipes(num_steps: int) -> dict[str, Recipe]:
             lambda target: low_rank.low_rank_vi(target, optimizer, 1, rank=1, **gaussian_settings),
             num_steps,
         ),
-        "linearised": Recipe(implicit("linearised", implicit_vi.Estimator("exact")), num_steps),
+        "linearised": Recipe(implicit("linearised", objectives.Estimator("exact")), num_steps),
         "hierarchical": Recipe(implicit("hierarchical", None), num_steps),
         "sivi": Recipe(implicit("sivi", semi_implicit.Mixture(50)), num_steps),
         "uivi": Recipe(implicit("uivi", unbiased.Unbiased()), num_steps),

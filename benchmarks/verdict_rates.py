@@ -30,7 +30,7 @@ from scenarios import LinearGaussian, coefficients
 
 from haiku_posteriors.core import curvature, hmc, progress, sgmcmc, trees
 from haiku_posteriors.core.data import num_minibatches
-from haiku_posteriors.core.implicit import generators, implicit_vi
+from haiku_posteriors.core.implicit import generators, implicit_vi, objectives
 from haiku_posteriors.core.judging import diagnostics, temperatures, training
 from haiku_posteriors.core.judging.temperatures import Temperatures
 from haiku_posteriors.core.judging.trends import Trend
@@ -116,13 +116,13 @@ def implicit() -> Optimiser:
             batch_size,
             generator=generator,
             num_samples=8,
-            objective=implicit_vi.Objective("hierarchical"),
+            objective=objectives.Objective("hierarchical"),
             noise="local",
         )
 
     def bound(key: jax.Array, state: Any) -> jax.Array:
         arguments = (LOG_JOINT, generator, None, state.sampler, DATA, NUM_BOUND_DRAWS)
-        return implicit_vi.evidence_terms(key, *arguments)[0].total
+        return objectives.evidence_terms(key, *arguments)[0].total
 
     return Optimiser("implicit VI", make, functools.partial(below_evidence, bound))
 

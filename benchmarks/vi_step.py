@@ -22,7 +22,7 @@ from sgd_epoch import seconds
 
 from haiku_posteriors.core import dropout, low_rank, multiplicative_flows, sgd, vi
 from haiku_posteriors.core.data import num_minibatches
-from haiku_posteriors.core.implicit import implicit_vi, semi_implicit, unbiased
+from haiku_posteriors.core.implicit import implicit_vi, objectives, semi_implicit, unbiased
 from haiku_posteriors.core.layerwise import layerwise_vi
 from haiku_posteriors.core.likelihoods import categorical, heteroscedastic_gaussian
 from haiku_posteriors.core.log_joint import LogJoint, make_log_joint
@@ -63,7 +63,7 @@ def by_family(
         found[f"low_rank, R = {rank}"] = low_rank.low_rank_vi(
             *arguments, rank=rank, num_samples=NUM_SAMPLES
         )
-    estimators: dict[str, tuple[str, implicit_vi.EntropyEstimator]] = {
+    estimators: dict[str, tuple[str, objectives.EntropyEstimator]] = {
         "linearised": ("linearised", None),
         "hierarchical": ("hierarchical", None),
         **{f"sivi, K = {k}": ("sivi", semi_implicit.Mixture(k)) for k in (10, 100, 1000)},
@@ -77,7 +77,7 @@ def by_family(
             *arguments,
             estimator=estimator,
             num_samples=NUM_SAMPLES,
-            objective=implicit_vi.Objective(objective),
+            objective=objectives.Objective(objective),
         )
     return found
 

@@ -31,6 +31,7 @@ from haiku_posteriors.core.implicit import (
     bounds,
     generators,
     implicit_vi,
+    objectives,
     semi_implicit,
     unbiased,
 )
@@ -140,15 +141,15 @@ def families(
     return found
 
 
-def objectives(
+def recipes(
     log_joint: LogJoint,
     generator: generators.Generator,
     data: Data,
     optimizer: optax.GradientTransformation,
 ) -> dict[str, Method]:
     """Methods of run_implicit.py."""
-    estimators: dict[str, tuple[str, implicit_vi.EntropyEstimator]] = {
-        "linearised": ("linearised", implicit_vi.Estimator("exact")),
+    estimators: dict[str, tuple[str, objectives.EntropyEstimator]] = {
+        "linearised": ("linearised", objectives.Estimator("exact")),
         "hierarchical": ("hierarchical", None),
         "sivi, K = 50": ("sivi", semi_implicit.Mixture(50)),
         "sivi, K = 500": ("sivi", semi_implicit.Mixture(500)),
@@ -163,7 +164,7 @@ def objectives(
             estimator=estimator,
             num_samples=NUM_SAMPLES,
             start=Start("network", 0.1, 0.1),
-            objective=implicit_vi.Objective(objective),
+            objective=objectives.Objective(objective),
         )
         for name, (objective, estimator) in estimators.items()
     }
@@ -214,7 +215,7 @@ def main() -> None:
     shapes = log_joint.random_shapes
     generator = generators.make_generator(generators.MLP(22, (32,)), shapes)
     reverse = bounds.laplace_reverse(22, jnp.float32)
-    for name, method in objectives(log_joint, generator, data, optimizer).items():
+    for name, method in recipes(log_joint, generator, data, optimizer).items():
         if not name.startswith(only):
             continue
         state, seconds = train(method, data, arguments.num_steps, arguments.seed)

@@ -8,7 +8,8 @@ import pytest
 
 from haiku_posteriors.core import METHODS, trees
 from haiku_posteriors.core.implicit import generators, semi_implicit, unbiased
-from haiku_posteriors.core.implicit.implicit_vi import Objective, implicit_vi
+from haiku_posteriors.core.implicit.implicit_vi import implicit_vi
+from haiku_posteriors.core.implicit.objectives import Objective
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
 from haiku_posteriors.core.priors import make_prior

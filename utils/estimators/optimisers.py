@@ -9,7 +9,7 @@ import optax
 from haiku_posteriors.core import dropout, progress, sgd, trees, vi
 from haiku_posteriors.core.data import num_minibatches
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.implicit import generators, implicit_vi
+from haiku_posteriors.core.implicit import generators, implicit_vi, objectives
 from haiku_posteriors.core.judging.training import Objective
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
@@ -57,8 +57,8 @@ def implicit(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
         shapes = log_joint.random_shapes
         options["generator"] = generators.make_generator(generators.automatic(shapes), shapes)
     if "objective" not in options and "estimator" not in options:
-        entropy = implicit_vi.default_entropy(options["generator"])
-        options["objective"] = implicit_vi.Objective(entropy)
+        entropy = objectives.default_entropy(options["generator"])
+        options["objective"] = objectives.Objective(entropy)
     training = _Training(
         log_joint,
         num_rows,

@@ -16,6 +16,7 @@ from haiku_posteriors.core.implicit import (
     generators,
     implicit_vi,
     mixtures,
+    objectives,
     samplers,
     semi_implicit,
     unbiased,
@@ -62,9 +63,9 @@ def complete(task: Task, generator: Generator) -> Settings:
         {"num_evidence_draws": 200 if small else 0}, "by the number of weights"
     )
     settings = settings.fill({"sandwich_draws": 1000 if small else 0}, "by the number of weights")
-    entropy = implicit_vi.default_entropy(generator)
+    entropy = objectives.default_entropy(generator)
     settings = settings.fill({"objective": entropy}, "by the latent size")
-    estimator = implicit_vi.default_estimator(generator)
+    estimator = objectives.default_estimator(generator)
     settings = settings.fill({"entropy": estimator}, "by the latent size")
     start = "network"
     if settings.until_converged:
@@ -99,7 +100,7 @@ def make_method(task: Task, generator: Generator) -> Method:
         num_samples=settings.num_samples,
         learn_noise_scale=settings.learn_noise_scale,
         start=samplers.Start(settings.start, settings.init_spread, settings.noise_scale),
-        objective=implicit_vi.Objective(
+        objective=objectives.Objective(
             settings.objective,
             settings.entropy_weight,
             settings.prior_weight,
@@ -111,7 +112,7 @@ def make_method(task: Task, generator: Generator) -> Method:
     )
 
 
-def make_entropy(settings: Settings) -> implicit_vi.EntropyEstimator:
+def make_entropy(settings: Settings) -> objectives.EntropyEstimator:
     """How training estimates the entropy of its objective."""
     if settings.objective == "sivi":
         return semi_implicit.Mixture(settings.num_mixture_draws)
@@ -126,9 +127,9 @@ def make_entropy(settings: Settings) -> implicit_vi.EntropyEstimator:
     return make_estimator(settings)
 
 
-def make_estimator(settings: Settings) -> implicit_vi.Estimator:
+def make_estimator(settings: Settings) -> objectives.Estimator:
     """The estimator of the linearised entropy that training uses."""
-    return implicit_vi.Estimator(
+    return objectives.Estimator(
         settings.entropy,
         settings.entropy_steps,
         settings.entropy_probes,
@@ -220,7 +221,7 @@ def measure(
         return {"bound": read_bound(directory)}
 
     def gap(key: jax.Array, state: State, data: Data) -> jax.Array:
-        terms, _ = implicit_vi.evidence_terms(
+        terms, _ = objectives.evidence_terms(
             key,
             task.log_joint,
             generator,
@@ -255,6 +256,6 @@ def member_evidence(task: Task, generator: Generator, state: State) -> mixture.E
     if settings.evidence == "hierarchical":
         return mixture.hierarchical_bounds(*arguments, *further, settings.num_inner_draws)
     # What training estimates may be affordable once, at the end.
-    exact = generator.latent_size <= implicit_vi.EXACT_LIMIT
-    estimator = implicit_vi.Estimator("exact") if exact else make_estimator(settings)
+    exact = generator.latent_size <= objectives.EXACT_LIMIT
+    estimator = objectives.Estimator("exact") if exact else make_estimator(settings)
     return mixture.linearised_estimates(*arguments, estimator, *further)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from haiku_posteriors.core.data import Data
-from haiku_posteriors.core.implicit import bounds, encoders, implicit_vi, mixtures
+from haiku_posteriors.core.implicit import bounds, encoders, mixtures, objectives
 from haiku_posteriors.core.implicit.generators import Generator
 from haiku_posteriors.core.implicit.samplers import Sampler
 from haiku_posteriors.core.log_joint import LogJoint
@@ -41,7 +41,7 @@ def linearised_estimates(
     log_joint: LogJoint,
     dataset: Dataset,
     generator: Generator,
-    estimator: implicit_vi.Estimator,
+    estimator: objectives.Estimator,
     samplers: Sampler,
     seed: int,
     num_draws: int,
@@ -60,7 +60,7 @@ def linearised_estimates(
     def estimate(
         key: jax.Array, sampler: Sampler, data: Data, at_once: int, place: Place
     ) -> jax.Array:
-        terms, _ = implicit_vi.evidence_terms(
+        terms, _ = objectives.evidence_terms(
             key, log_joint, generator, estimator, sampler, data, at_once, place=place
         )
         return terms.total

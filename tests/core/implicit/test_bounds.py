@@ -21,9 +21,10 @@ from haiku_posteriors.core.implicit import (
     generators,
     implicit_vi,
     jacobian,
+    objectives,
     whitening,
 )
-from haiku_posteriors.core.implicit.implicit_vi import Estimator, Objective
+from haiku_posteriors.core.implicit.objectives import Estimator, Objective
 from haiku_posteriors.core.implicit.samplers import Sampler, Start
 
 RANDOM = np.random.default_rng(0)
@@ -276,7 +277,7 @@ def test_training_on_the_bound_stays_below_the_evidence_and_on_the_estimate_does
     truth = EXACT.log_evidence()
     generator, sampler, _ = train("linearised", 10_000)
     terms, _ = jax.jit(
-        lambda sampler: implicit_vi.evidence_terms(
+        lambda sampler: objectives.evidence_terms(
             jax.random.key(5),
             EXACT.log_joint(),
             generator,

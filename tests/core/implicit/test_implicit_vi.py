@@ -20,9 +20,9 @@ from scenarios import LinearGaussian, coefficients, tanh_mlp
 from haiku_posteriors.core import trees, vi
 from haiku_posteriors.core.data import take
 from haiku_posteriors.core.errors import UserError
-from haiku_posteriors.core.implicit import generators, implicit_vi, samplers
+from haiku_posteriors.core.implicit import generators, implicit_vi, objectives, samplers
 from haiku_posteriors.core.implicit.generators import MLP
-from haiku_posteriors.core.implicit.implicit_vi import Estimator, ImplicitTerms, Objective
+from haiku_posteriors.core.implicit.objectives import Estimator, ImplicitTerms, Objective
 from haiku_posteriors.core.implicit.samplers import Sampler, Start
 from haiku_posteriors.core.likelihoods import gaussian
 from haiku_posteriors.core.log_joint import make_log_joint
@@ -39,7 +39,7 @@ TARGETS = (INPUTS @ [[1.0], [-2.0], [0.5]] + NOISE * RANDOM.normal(size=(ROWS, 1
 )
 EXACT = LinearGaussian(INPUTS, TARGETS, NOISE, PRIOR_STD, with_bias=False)
 DATA = EXACT.data()
-evidence_terms = jax.jit(implicit_vi.evidence_terms, static_argnums=(1, 2, 3, 6))
+evidence_terms = jax.jit(objectives.evidence_terms, static_argnums=(1, 2, 3, 6))
 
 
 def make(log_joint, description, center=None, spread=0.3, noise_scale=0.2, seed=0):
@@ -215,7 +215,7 @@ def test_noise_of_layers_has_the_expectation_and_a_gradient_of_less_variance(non
 
     def draws(noise):
         def likelihood(sampler, key):
-            terms, _ = implicit_vi.evidence_terms(key, *arguments, sampler, DATA, 1, noise=noise)
+            terms, _ = objectives.evidence_terms(key, *arguments, sampler, DATA, 1, noise=noise)
             return terms.expected_log_likelihood[0]
 
         each = jax.vmap(jax.value_and_grad(likelihood), in_axes=(None, 0))
@@ -455,7 +455,7 @@ def test_draws_that_devices_do_not_divide_stay_where_they_are():
 def test_the_objective_is_a_bound_where_its_reverse_model_can_be_good():
     shapes = {"linear": {"w": jax.ShapeDtypeStruct((3, 100), jnp.float32)}}
     kinds = [
-        implicit_vi.default_entropy(generators.make_generator(generators.MLP(size), shapes))
+        objectives.default_entropy(generators.make_generator(generators.MLP(size), shapes))
         for size in (128, 129)
     ]
     assert kinds == ["hierarchical", "linearised"]

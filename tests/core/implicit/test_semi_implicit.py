@@ -16,7 +16,8 @@ from jax.flatten_util import ravel_pytree
 from scenarios import LinearGaussian, assert_mean, chain_keys
 
 from haiku_posteriors.core.implicit import generators, semi_implicit, unbiased
-from haiku_posteriors.core.implicit.implicit_vi import Objective, implicit_vi
+from haiku_posteriors.core.implicit.implicit_vi import implicit_vi
+from haiku_posteriors.core.implicit.objectives import Objective
 from haiku_posteriors.core.implicit.samplers import Sampler
 
 RANDOM = np.random.default_rng(0)
