@@ -260,7 +260,7 @@ def _matrix(shape: layers.Shape, own: dict[str, jax.Array]) -> jax.Array:
 def _own_precision(
     log_joint: LogJoint, params: Params, names: tuple[str, ...], data: Data
 ) -> dict[str, jax.Array]:
-    """The diagonal of the Hessian by the likelihood's own parameters, at least the prior's."""
+    """The diagonal of the Hessian by the likelihood's own parameters, at least 1 / prior_std^2."""
     if not names:
         return {}
     flat, unravel = ravel_pytree(chosen(params, names))

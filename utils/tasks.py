@@ -16,6 +16,7 @@ from haiku_posteriors.core import trees
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.networks import noisy_layers
 from haiku_posteriors.utils import (
     checkpoint_utils,
     cmd_args_utils,
@@ -73,16 +74,24 @@ class Task(NamedTuple):
       settings: every flag's value.
       dataset: the data.
       log_joint: the posterior to approximate.
+      started: by `time.monotonic`, from which on seconds count; None where nobody counts.
     """
 
     method: str
     settings: Settings
     dataset: Dataset
     log_joint: LogJoint
+    started: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of this session."""
+        return 0.0 if self.started is None else time.monotonic() - self.started
 
 
 def load_task(method: str, settings: Settings) -> Task:
     """Reads the data, fills in every flag that depends on them, and builds the log-joint."""
+    started = time.monotonic()
     if settings.dir:
         files.refuse_unusable(pathlib.Path(settings.dir))
     _refuse_two_priors(settings)
@@ -92,13 +101,11 @@ def load_task(method: str, settings: Settings) -> Task:
     if settings.dir:  # a run that goes on has its prior with it
         described = described.in_folder(pathlib.Path(settings.dir))
     chosen, dataset, log_joint = problem.load_problem(described, known_noise)
-    # `local` is exact for dense layers, and of less variance; convolutions come with images.
-    is_table = all(leaf.ndim == 2 for leaf in jax.tree.leaves(dataset.x_train))
-    estimator = "local" if is_table else "reparameterization"
-    estimated = ("vi", "gaussian_dropout", "implicit")
+    is_estimated = method in ("vi", "gaussian_dropout", "implicit")
+    estimator = noisy_layers.default_estimator(log_joint) if is_estimated else None
     settings = settings_table.complete(
         settings,
-        {**vars(chosen), "vi_estimator": estimator if method in estimated else None},
+        {**vars(chosen), "vi_estimator": estimator},
         len(dataset.y_train),
         trees.size(log_joint.shapes),
         min(jax.tree.leaves(log_joint.prior_scales)),
@@ -106,7 +113,7 @@ def load_task(method: str, settings: Settings) -> Task:
     values = settings.values
     num_chains = values.get("num_chains", values.get("num_members", 1))
     devices.choose_mesh(values.get("mesh"), num_chains, values.get("deterministic_sums", False))
-    return Task(method, settings, dataset, log_joint)
+    return Task(method, settings, dataset, log_joint, started)
 
 
 def _refuse_two_priors(settings: Settings) -> None:
@@ -128,6 +135,7 @@ def load_task_of_run(
     Raises:
       UserError: there is no such run, it is not finished, or its data are others now.
     """
+    started = time.monotonic()
     if settings.dir:
         files.refuse_unusable(pathlib.Path(settings.dir))
     if not settings.run:
@@ -143,7 +151,7 @@ def load_task_of_run(
     num_chains = values.get("num_chains", values.get("num_members", 1))
     devices.choose_mesh(values.get("mesh"), num_chains, values.get("deterministic_sums", False))
     log_joint = problem.build_log_joint(changed, dataset.form)
-    return Task(method, Settings(values, sources), dataset, log_joint), run
+    return Task(method, Settings(values, sources), dataset, log_joint, started), run
 
 
 def open_folder(task: Task) -> pathlib.Path:
@@ -228,9 +236,10 @@ def _refuse_other_flags(directory: pathlib.Path, before: dict, now: dict) -> Non
         )
 
 
-def seconds_for_start(settings: Settings) -> float | None:
-    """What finding a start may take; None without a time limit."""
-    return None if settings.time_limit is None else 60 * settings.time_limit / 2
+def seconds_for_start(task: Task) -> float | None:
+    """What finding a start may still take; None without a time limit."""
+    limit = task.settings.time_limit
+    return None if limit is None else max(60 * limit / 2 - task.elapsed, 0.0)
 
 
 def describe(task: Task, num_chains: int, num_draws: int) -> StoredProblem:
@@ -308,7 +317,7 @@ def execute(
         directory=directory,
         tabulate_freq=settings.tabulate_freq,
         time_limit=None if settings.time_limit is None else 60 * part_of_time * settings.time_limit,
-        seconds_before=sum(map(checkpoint_utils.seconds_spent, starts)),
+        seconds_before=max(task.elapsed, sum(map(checkpoint_utils.seconds_spent, starts))),
         **loop,
     )
     result = run.finish(change_draws)

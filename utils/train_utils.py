@@ -403,9 +403,11 @@ class Run:
             self._evaluate(info, collects)
         overdue = started - self._last_save > SAVE_SECONDS
         due = last or self.step % self._save_freq == 0
+        self._seconds += time.monotonic() - started  # what a checkpoint says is of all until it
         if due or hosts.share(overdue or self._store.is_full()):
+            started = time.monotonic()
             self._save()
-        self._seconds += time.monotonic() - started
+            self._seconds += time.monotonic() - started
 
     def _evaluate(self, info: Mapping[str, Any], just_collected: bool) -> None:
         evaluated = self._collection.evaluate(self.state, self.step, just_collected)

@@ -67,7 +67,7 @@ class Start(NamedTuple):
 def default_start(log_joint: LogJoint, inputs: Inputs) -> str:
     """Where training that ends by itself begins: "mean_field", or "network" for a regression.
 
-    If outputs are affine in the random parameters the log-joint has, under the usual likelihoods,
+    If outputs are affine in the random parameters, the log-joint of a known noise or of classes has
     one mode: from there with full steps a sampler ends sooner than after mean-field VI. In other
     networks it loses what the start had found (docs/implicit.md). Tried at two points and the one
     between them, on a few rows `inputs`.
@@ -76,7 +76,8 @@ def default_start(log_joint: LogJoint, inputs: Inputs) -> str:
     random, point = log_joint.partition(log_joint.init(next(keys)))
     first, last = (trees.normal_like(key, random) for key in keys)
     between = jax.tree.map(lambda a, b: (a + b) / 2, first, last)
-    ends = [log_joint.network(trees.merge(part, point), inputs) for part in (first, between, last)]
+    with jax.default_matmul_precision("highest"):  # else rounding is a bend, on accelerators
+        ends = [log_joint.network(trees.merge(w, point), inputs) for w in (first, between, last)]
     bend = jnp.max(jnp.abs(ends[0] - 2 * ends[1] + ends[2]))
     is_affine = bend < 1e-4 * jnp.max(jnp.abs(jnp.stack(ends)))
     return "network" if is_affine else "mean_field"

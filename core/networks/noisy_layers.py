@@ -172,6 +172,16 @@ def _shapes_of_rows(inputs: Inputs, num_rows: int) -> Inputs:
     )
 
 
+def default_estimator(log_joint: LogJoint) -> str:
+    """`local` where it is exact, for the dense layers of networks on rows of numbers."""
+    shapes = log_joint.input_shapes
+    if shapes is None or any(leaf.ndim != 2 for leaf in jax.tree.leaves(shapes)):
+        return "reparameterization"
+    calls = record_calls(log_joint.network, log_joint.shapes, shapes)
+    has_convolutions = any(len(call.shape) - call.extra_axes > 2 for call in calls)
+    return "reparameterization" if has_convolutions else "local"
+
+
 def covered_parameters(
     log_joint: LogJoint, inputs: Inputs, estimator: str
 ) -> tuple[list[str], list[str]]:

@@ -19,7 +19,6 @@ Diagnose = Callable[[RunResult], dict[str, Any]]
 
 MAX_DRAW_BYTES = 10**9  # of chains that end by themselves: their draws are in memory
 BATCH_SIZE = 80  # where a number of steps is given
-ESTIMATOR = "local"  # of the noise of weights in VI; exact for the dense layers of tables
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)

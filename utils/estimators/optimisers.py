@@ -13,6 +13,7 @@ from haiku_posteriors.core.implicit import generators, implicit_vi, objectives
 from haiku_posteriors.core.judging.training import Objective
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
+from haiku_posteriors.core.networks import noisy_layers
 from haiku_posteriors.utils import optim_utils, settings
 from haiku_posteriors.utils.estimators import forms
 from haiku_posteriors.utils.estimators.forms import Plan, Wishes
@@ -38,7 +39,8 @@ def map(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 def mean_field(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
     """Mean-field VI."""
     training = _Training(log_joint, num_rows, wishes, training_report.ELBO)
-    options = {"sigma_init": 1e-2, "estimator": forms.ESTIMATOR, **training.options}
+    estimator = noisy_layers.default_estimator(log_joint)
+    options = {"sigma_init": 1e-2, "estimator": estimator, **training.options}
     optimizer, batch_size = training.optimizer(), training.batch_size
     return training.plan(vi.mean_field_vi(log_joint, optimizer, batch_size, **options))
 
@@ -52,7 +54,8 @@ def mc_dropout(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
 
 def implicit(log_joint: LogJoint, num_rows: int, wishes: Wishes) -> Plan:
     """Implicit VI."""
-    options = {"num_samples": 8, "noise": forms.ESTIMATOR, **(wishes.options or {})}
+    noise = noisy_layers.default_estimator(log_joint)
+    options = {"num_samples": 8, "noise": noise, **(wishes.options or {})}
     if "generator" not in options:
         shapes = log_joint.random_shapes
         options["generator"] = generators.make_generator(generators.automatic(shapes), shapes)

@@ -112,7 +112,7 @@ class ChainRules(NamedTuple):
 
         def is_asked(num_done: int) -> bool:
             after = num_done - self.num_burn_in
-            return after >= FIRST_LOOK and after % LOOK_EVERY == 0
+            return after >= FIRST_LOOK and after % _look_period(after) == 0
 
         def answer(predictions: Predictions, history: dict[str, np.ndarray]) -> Answer:
             counted = self.after_burn_in(history)

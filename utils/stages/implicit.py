@@ -35,6 +35,7 @@ from haiku_posteriors.utils.stages import (
     mixture,
     pretrain,
     sandwich,
+    variational,
 )
 from haiku_posteriors.utils.tasks import Task
 
@@ -67,11 +68,14 @@ def complete(task: Task, generator: Generator) -> Settings:
     settings = settings.fill({"objective": entropy}, "by the latent size")
     estimator = objectives.default_estimator(generator)
     settings = settings.fill({"entropy": estimator}, "by the latent size")
-    start = "network"
-    if settings.until_converged:
+    start, instead = "network", _instead_of_mean_field(task)
+    if settings.until_converged and instead is None:
         start = samplers.default_start(task.log_joint, take_rows(task.dataset.x_train, slice(8)))
     settings = settings.fill({"start": start}, "by the network and whether the run ends by itself")
-    if settings.start == "mean_field" and settings.until_converged:
+    is_trained = settings.start == "mean_field"
+    if is_trained and instead is not None:
+        raise UserError(f"start=mean_field trains mean-field VI first, and cannot with {instead}.")
+    if settings.until_converged and (is_trained or settings.vi_checkpoint):
         # The first steps of a run that ends by itself are long, and would leave what is trained.
         step = progress.DECREASE * settings.init_step_size
         settings = settings.cap("init_step_size", step, "shorter after a trained start")
@@ -82,8 +86,23 @@ def complete(task: Task, generator: Generator) -> Settings:
     return settings
 
 
+def _instead_of_mean_field(task: Task) -> str | None:
+    """What the settings ask for in place of a mean-field start; None if nothing."""
+    settings = task.settings
+    others = {
+        "init_checkpoint": settings.init_checkpoint,
+        "vi_checkpoint": settings.vi_checkpoint,
+        "a given noise_scale": settings.was_given("noise_scale"),
+        "learn_noise_scale=false": not settings.learn_noise_scale,
+        "pretrain_epochs=0": not settings.pretrain_epochs,
+        "annealing_epochs, which begin without a likelihood": settings.annealing_epochs,
+        "as many rows and parameters": not local_scales.is_affordable(task),
+    }
+    return next((name for name, asked in others.items() if asked), None)
+
+
 def make_method(task: Task, generator: Generator) -> Method:
-    """Implicit VI as the settings describe it."""
+    """Implicit VI as the settings describe it. Says what `local` or `flipout` covers."""
     settings = task.settings
     num_rows = len(task.dataset.y_train)
     optimizer = optim_utils.optimizer_of(settings, num_rows)
@@ -91,6 +110,7 @@ def make_method(task: Task, generator: Generator) -> Method:
         optimizer = optax.chain(optax.clip_by_global_norm(settings.clip_gradient), optimizer)
     batches = num_minibatches(num_rows, settings.batch_size)
     mesh = devices.make_mesh(settings.num_members)
+    variational.tell_covered(task)
     return implicit_vi.implicit_vi(
         task.log_joint,
         optimizer,

@@ -9,6 +9,7 @@ inside the run's: it is resumed like any other.
 import pathlib
 
 import jax
+import numpy as np
 
 from haiku_posteriors.core import progress, trees, vi
 from haiku_posteriors.core.data import num_minibatches
@@ -48,12 +49,14 @@ def train(
         is_finished=progress.all_reached,
         initial_params=starts,
         purposes=chains.MEAN_FIELD_START,
-        time_limit=tasks.seconds_for_start(settings),
+        time_limit=tasks.seconds_for_start(task),
         directory=directory / tasks.MEAN_FIELD_START,
         unit="epoch of the mean-field start",
     )
     with signals.part_of(directory):
         state = run.finish().state
-    values = ", ".join(f"{value:.6g}" for value in state.progress.objective)
-    print(f"Mean-field start: {run.step} epochs; ELBO of the members {values}.", flush=True)
+    known = np.asarray(state.progress.num_rounds) > 0
+    values = ", ".join(f"{value:.6g}" for value in np.asarray(state.progress.objective)[known])
+    said = f"ELBO of the members {values}" if known.all() else "it was cut short"
+    print(f"Mean-field start: {run.step} epochs; {said}.", flush=True)
     return state.state.variational

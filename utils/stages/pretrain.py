@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import time
 from collections.abc import Callable
 
 import jax
@@ -12,7 +13,7 @@ from haiku_posteriors.core import sgd
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.method import Method
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, checkpoint_utils, devices, hosts
+from haiku_posteriors.utils import chains, checkpoint_utils, devices, hosts, tasks
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.logging_utils import Sign, tell
 from haiku_posteriors.utils.tasks import Task
@@ -30,14 +31,15 @@ def pretrain(
     num_chains: int,
     num_starts: int,
     num_epochs: int,
+    time_limit: float | None = None,
     say: Callable[[str], None] = tell,
 ) -> Params:
     """Parameters to start from, (num_chains, ...): those a method has at the end of its epochs.
 
-    Each chain gets the best of `num_starts`, by the log-joint that its last epoch has met. `say` is
-    where progress goes.
+    Each chain gets the best of `num_starts`, by the log-joint that its last epoch has met.
+    `time_limit` is in seconds; `say` is where progress goes.
     """
-    total = num_chains * num_starts
+    total, began = num_chains * num_starts, time.monotonic()
     program, data = chains.compile_stage(log_joint, dataset, method, seed, total, chains.PRETRAIN)
     keys = jax.vmap(lambda chain: chains.chain_key(seed, chains.PRETRAIN_INIT, 0, chain))(
         np.arange(total)
@@ -52,6 +54,10 @@ def pretrain(
                 "Pretraining met a number that is not finite; lower init_step_size."
             )
         sign(f"Pretraining: epoch {last} of {num_epochs} ...")
+        is_late = time_limit is not None and time.monotonic() - began > time_limit
+        if hosts.share(is_late) and last < num_epochs:
+            say(f"Pretraining: cut short after {last} of {num_epochs} epochs.")
+            break
     values = np.asarray(info["log_joint"]).reshape(num_chains, num_starts, -1).mean(axis=2)
     best = values.argmax(axis=1) + num_starts * np.arange(num_chains)
     return jax.tree.map(lambda leaf: leaf[best], devices.to_host(state.params))
@@ -78,4 +84,5 @@ def map_solutions(
         num_chains=settings.num_members,
         num_starts=settings.pretrain_starts,
         num_epochs=settings.pretrain_epochs,
+        time_limit=tasks.seconds_for_start(task),
     )

@@ -64,8 +64,7 @@ def make_method(task: Task) -> tuple[Method, BoundedFamily]:
         "estimator": settings.vi_estimator,
         "num_samples": settings.vi_num_samples,
     }
-    if settings.vi_estimator != "reparameterization":
-        _tell_covered(task)
+    tell_covered(task)
     if settings.vi_family == "low_rank":
         method = low_rank.low_rank_vi(*arguments, rank=settings.vi_rank, **shared)
         return method, family_of(task)
@@ -158,8 +157,11 @@ def family_of(task: Task) -> BoundedFamily:
     return vi.MeanFieldFamily(task.log_joint)
 
 
-def _tell_covered(task: Task) -> None:
+def tell_covered(task: Task) -> None:
+    """Says of which weights `local` or `flipout` draws the noise layer by layer."""
     estimator = task.settings.vi_estimator
+    if estimator == "reparameterization":
+        return
     covered, drawn = noisy_layers.covered_parameters(
         task.log_joint, task.dataset.form.inputs.example(), estimator
     )

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from haiku_posteriors.core import sgd
+from haiku_posteriors.core import plateau, sgd
 from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.trees import Params
-from haiku_posteriors.utils import chains, checkpoint_utils, signals, tasks
+from haiku_posteriors.utils import chains, checkpoint_utils, hosts, signals, tasks
 from haiku_posteriors.utils.data_utils import Dataset
 from haiku_posteriors.utils.settings import STEP_OVER_PRIOR_STD, WARM_START_BATCH_SIZE
 from haiku_posteriors.utils.tasks import Task
@@ -60,6 +60,9 @@ def train_starts(
     settings = task.settings
     if settings.warm_start_epochs == 0:
         return starts
+    folders = (directory, directory / tasks.WARM_START)
+    # A run that has left its start keeps it, also where a larger time limit would train it longer.
+    has_begun = hosts.share(all(map(checkpoint_utils.has_checkpoint, folders)))
     with signals.part_of(directory):
         return train(
             task.log_joint,
@@ -67,7 +70,7 @@ def train_starts(
             num_chains=num_chains,
             num_epochs=settings.warm_start_epochs,
             seed=settings.seed,
-            time_limit=tasks.seconds_for_start(settings),
+            time_limit=0.0 if has_begun else tasks.seconds_for_start(task),
             directory=directory / tasks.WARM_START,
             starts=starts,
         )
@@ -124,7 +127,9 @@ def train(
     )
     state = run.finish().state
     if not quiet:
-        values = ", ".join(f"{value:.6g}" for value in np.asarray(state.plateau.previous))
+        last = state.plateau
+        found = np.where(last.previous > plateau.LOWEST, last.previous, last.mean)
+        values = ", ".join(f"{value:.6g}" for value in found)
         print(
             f"Warm start: {run.step} epochs of Adam; log-joint of the members {values}.", flush=True
         )

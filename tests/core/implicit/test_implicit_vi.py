@@ -378,7 +378,7 @@ def test_starts():
 
 
 def test_a_start_at_the_prior_has_the_prior_of_the_noise():
-    """Around log 0.05, one e-fold wide, and not around 0 as wide as the weights (0.1)."""
+    """Around log 0.05, about one e-fold wide, and not around 0 as wide as the weights (0.1)."""
     log_joint = make_log_joint(
         lambda x: hk.Linear(1)(x), INPUTS, make_prior(100.0), gaussian(0.05, learn_noise=True)
     )

@@ -54,6 +54,21 @@ def noisy(network, params, scales, inputs, estimator):
     return run
 
 
+def test_noise_of_layers_is_the_default_where_it_is_exact():
+    """Not where rows meet a kernel at several positions, nor for images, which are flattened."""
+
+    def default(network, inputs):
+        log_joint = make_log_joint(network, inputs, make_prior(1.0), gaussian(0.1))
+        return noisy_layers.default_estimator(log_joint)
+
+    def convolves(x):
+        return hk.Linear(1)(hk.Flatten()(hk.Conv1D(2, 3)(x[..., None])))
+
+    assert default(lambda x: hk.nets.MLP([3, 1])(x), ROWS) == "local"
+    assert default(convolves, ROWS) == "reparameterization"
+    assert default(lambda x: hk.Linear(1)(hk.Flatten()(x)), IMAGES) == "reparameterization"
+
+
 def test_local_linear_equals_numpy_for_given_noise(monkeypatch):
     noise = np.random.default_rng(2).normal(size=(7, 3)).astype(np.float32)
     network, params = transform(lambda x: hk.Linear(3)(x), ROWS)

@@ -76,6 +76,7 @@ def test_advice_names_what_a_run_did_without():
 def test_when_it_is_asked():
     is_asked = ChainRules(BURN_IN, length=1.0).enough(8000).is_asked
     assert [done for done in range(1, 1060) if is_asked(done)] == [450, 650, 850, 1050]
+    assert [done for done in range(1850, 3000) if is_asked(done)] == [1850, 2050, 2450, 2850]
 
 
 def test_looks_at_many_draws_are_rarer():

@@ -5,6 +5,7 @@ import pytest
 
 import run_implicit
 from haiku_posteriors.core import trees, vi
+from haiku_posteriors.core.errors import UserError
 from haiku_posteriors.utils import cmd_args_utils, tasks
 from haiku_posteriors.utils.stages import implicit
 
@@ -57,6 +58,27 @@ def test_of_a_linear_model_it_is_the_best_mean_field_q(path, tmp_path, capsys):
 def test_samplers_of_networks_start_there_and_those_of_regressions_do_not(path):
     assert load(path, "--model_name=mlp_20_20").settings.start == "mean_field"
     assert load(path).settings.start == "network"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--init_checkpoint=x",
+        "--vi_checkpoint=x",
+        "--noise_scale=0.1",
+        "--learn_noise_scale=false",
+        "--pretrain_epochs=0",
+        "--annealing_epochs=5",
+    ],
+)
+def test_what_goes_in_place_of_mean_field_vi_is_said_so(path, flag):
+    """No run claims a start that nothing trains, or shortens its steps for it."""
+    settings = load(path, "--model_name=mlp_20_20", flag).settings
+    assert settings.start == "network"
+    is_posterior = flag.startswith("--vi")
+    assert settings.init_step_size == pytest.approx(0.003 if is_posterior else 0.01)
+    with pytest.raises(UserError, match="cannot with"):
+        load(path, "--start=mean_field", flag)
 
 
 def test_a_run_of_given_length_starts_around_the_network(path):

@@ -34,7 +34,7 @@ def test_each_chain_gets_the_best_of_its_starts():
         lambda key, state, number: state.params,
     )
 
-    def scores(num_chains, num_starts):
+    def scores(num_chains, num_starts, **settings):
         params = pretrain.pretrain(
             method,
             log_joint,
@@ -42,8 +42,11 @@ def test_each_chain_gets_the_best_of_its_starts():
             seed=0,
             num_chains=num_chains,
             num_starts=num_starts,
-            num_epochs=1,
+            **{"num_epochs": 1, **settings},
         )
         return np.asarray(jax.vmap(score)(params))
 
     np.testing.assert_allclose(scores(2, 4), scores(8, 1).reshape(2, 4).max(axis=1), rtol=1e-6)
+    said = []
+    scores(2, 4, num_epochs=100, time_limit=0.0, say=said.append)
+    assert said[-1] == "Pretraining: cut short after 2 of 100 epochs."

@@ -72,6 +72,21 @@ def test_a_run_starts_where_training_ended(tmp_path):
     assert checkpoint_utils.seconds_spent(tmp_path / "run" / "warm_start") == 0
 
 
+def test_a_run_that_has_left_its_start_keeps_it(tmp_path, capsys):
+    """A larger time limit would train it longer, for nothing: chains have begun elsewhere."""
+    task, settings = load("--time_limit=1e-6")
+    members = warm_start.train_starts(task, tmp_path, None, 2)
+    assert "e+30" not in capsys.readouterr().out  # of members whose first window is not over
+    longer, _ = load("--time_limit=0.05")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "epoch_00000001.safetensors").touch()
+    kept = warm_start.train_starts(longer, tmp_path, None, 2)
+    np.testing.assert_array_equal(kept["output"]["w"], members["output"]["w"])
+    (tmp_path / "checkpoints" / "epoch_00000001.safetensors").unlink()
+    trained = warm_start.train_starts(longer, tmp_path, None, 2)
+    assert not np.array_equal(trained["output"]["w"], members["output"]["w"])
+
+
 def test_a_stop_in_the_warm_start_names_the_folder_of_the_run(tmp_path, monkeypatch):
     """Its own folder is inside the run's, and cannot be gone on with alone."""
 
