@@ -19,6 +19,7 @@ PARAMETER_GROUP = "likelihood"  # the key beside the network's modules
 # The prior of a learned noise scale is that of noise_std / (3 |x|), x ~ N(0, 1): an inverse gamma
 # law of the variance. The noise is 1/6 to 5 times the stated one with a probability of 0.9.
 NOISE_PRIOR_FACTOR = 1 / 3
+UNLIKELY_NOISE = NOISE_PRIOR_FACTOR / 1.96  # over noise_std: below it with a probability of 0.05
 LOG_NOISE_PRIOR_STD = math.pi / math.sqrt(8)  # of -log |x|
 
 

@@ -62,6 +62,7 @@ class FallingNoise(NamedTuple):
       share: of the objective's rise that the fall makes up, over the same epochs; 0 where the round
         is too short to tell, (members,).
       num_weights, num_numbers: of the network, and n.
+      unlikely: a noise below which the prior has a probability of 0.05.
     """
 
     before: np.ndarray
@@ -69,6 +70,7 @@ class FallingNoise(NamedTuple):
     share: np.ndarray
     num_weights: int
     num_numbers: int
+    unlikely: float
 
 
 class Bound(NamedTuple):
@@ -136,7 +138,7 @@ def verdict(
     rising = known & ~falling & (gain - margin > 0) & (highest > tolerance)
     without_end = np.zeros_like(rising)
     if noise is not None and noise.num_weights >= noise.num_numbers:
-        without_end = rising & (noise.share > NOISE_SHARE)
+        without_end = rising & (noise.share > NOISE_SHARE) & (noise.now < noise.unlikely)
     for which in (without_end, rising & ~without_end):
         if not which.any():
             continue
@@ -212,6 +214,7 @@ def falling_noise(
     now: np.ndarray,
     num_weights: int,
     num_numbers: int,
+    unlikely: float,
     temperature: float = 1.0,
 ) -> FallingNoise:
     """What a learned noise has to do with the rise of the log-joint in the round of the end.
@@ -222,6 +225,7 @@ def falling_noise(
       now: at `progress.batch_average`, or at the last iterate if a batch is just over, (members,).
       num_weights: random parameters.
       num_numbers: n, rows times targets.
+      unlikely: a noise below which the prior has a probability of 0.05.
       temperature: by which the log-likelihood is divided.
     """
     batches, epoch = np.asarray(progress.num_values), np.asarray(progress.epoch)
@@ -234,7 +238,8 @@ def falling_noise(
     ratio = np.where(is_known, np.asarray(before, np.float64) / np.asarray(now), 1.0)
     nats = num_numbers * np.log(ratio) / temperature
     share = np.where(is_known, nats / np.where(is_known, risen, 1.0), 0.0)
-    return FallingNoise(np.asarray(before), np.asarray(now), share, num_weights, num_numbers)
+    before, now = np.asarray(before), np.asarray(now)
+    return FallingNoise(before, now, share, num_weights, num_numbers, unlikely)
 
 
 def _why_noise_falls(noise: FallingNoise, member: int) -> str:

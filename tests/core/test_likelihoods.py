@@ -82,6 +82,7 @@ def test_the_prior_of_a_learned_noise_is_the_one_that_is_sampled():
     law = scipy.stats.invgamma(0.5, scale=0.4**2 / 18)
     assert scipy.stats.kstest(np.exp(2 * drawn), law.cdf).pvalue > 1e-4
     assert drawn.std() == pytest.approx(likelihood.prior_std, rel=0.1)
+    assert law.cdf((0.4 * likelihoods.UNLIKELY_NOISE) ** 2) == pytest.approx(0.05, rel=1e-3)
     # log p = log(2 / pi) / 2 + log |x| - x^2 / 2, of which E log |x| = -(gamma + log 2) / 2.
     log_prior = jax.vmap(likelihood.log_prior)({"log_noise_std": drawn.astype(np.float32)})
     assert_mean(log_prior, 0.5 * np.log(2 / np.pi) - 0.5 * (np.euler_gamma + np.log(2)) - 0.5)

@@ -9,7 +9,7 @@ from haiku_posteriors.core import trees
 from haiku_posteriors.core.judging import training, trends
 from haiku_posteriors.core.judging.diagnostics import Verdict
 from haiku_posteriors.core.judging.training import Bound, FallingNoise, Objective, Training
-from haiku_posteriors.core.likelihoods import PARAMETER_GROUP
+from haiku_posteriors.core.likelihoods import PARAMETER_GROUP, UNLIKELY_NOISE
 from haiku_posteriors.core.log_joint import LogJoint
 from haiku_posteriors.core.progress import Progress, Rules, WatchedState
 from haiku_posteriors.utils.report import verdicts
@@ -115,6 +115,7 @@ def learned_noise(log_joint: LogJoint, watched: WatchedState, num_rows: int) -> 
         now,
         trees.size(log_joint.random_shapes),
         num_rows * likelihood.num_outputs,
+        UNLIKELY_NOISE * float(likelihood.noise_std(likelihood.init())),
         log_joint.temperature,
     )
 

@@ -84,7 +84,7 @@ def noisy_round(falls, num_weights=50):
     )
     log_sigma = -per_batch / numbers * np.array([2.5, 5.0]) if falls else np.zeros(2)
     before, now = np.exp(log_sigma)[:, None]
-    return training.falling_noise(progress, before, now, num_weights, numbers)
+    return training.falling_noise(progress, before, now, num_weights, numbers, unlikely=1.1)
 
 
 def test_a_noise_that_falls_without_end_is_named():
@@ -98,7 +98,8 @@ def test_a_noise_that_falls_without_end_is_named():
     assert "member(s) 0 of 2" in first and "noise falls" in first
     assert "member(s) 1 of 2" in second and "train longer" in second
     few_weights = noisy_round(falls=True, num_weights=30)  # have a mode, however far it is
-    for other in (noisy_round(falls=False), few_weights):
+    likely = noise._replace(unlikely=0.5)  # as the prior has it, falls by little
+    for other in (noisy_round(falls=False), few_weights, likely):
         assert "train longer" in judged(9.0, 0.1, False, noise=other).problems[0]
     assert judged(0.0, 0.01, noise=noise).converged
 

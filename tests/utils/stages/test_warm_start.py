@@ -74,7 +74,7 @@ def test_a_run_starts_where_training_ended(tmp_path):
 
 def test_a_run_that_has_left_its_start_keeps_it(tmp_path, capsys):
     """A larger time limit would train it longer, for nothing: chains have begun elsewhere."""
-    task, settings = load("--time_limit=1e-6")
+    task, _ = load("--time_limit=1e-6")
     members = warm_start.train_starts(task, tmp_path, None, 2)
     assert "e+30" not in capsys.readouterr().out  # of members whose first window is not over
     longer, _ = load("--time_limit=0.05")
