@@ -24,7 +24,7 @@ WARM_START_UPDATES, WARM_START_BATCH_SIZE = 5000, 1000  # of Adam, in front of c
 REFINE_STEPS = 1000  # gradients for each draw
 LAYERWISE_UPDATES, LAYERWISE_PRETRAINING = 3000, 1000  # of Adam
 # Of one optimiser that ends by itself, at most, and between two evaluations.
-MAX_UPDATES, UPDATES_PER_EVALUATION = 100_000, 2_000
+MAX_UPDATES, UPDATES_PER_EVALUATION = 200_000, 2_000
 # Of a chain of SGMCMC: before its first draw, and from draw to draw; at most as many draws as HMC.
 BURN_IN_UPDATES, UPDATES_PER_DRAW = 10_000, 50
 MAX_CHAIN_UPDATES = BURN_IN_UPDATES + MAX_ITERATIONS * UPDATES_PER_DRAW

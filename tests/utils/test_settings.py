@@ -91,11 +91,11 @@ def test_which_value_wins_and_where_it_comes_from(method, flags, name, value, so
     ("method", "flags", "expected"),
     [
         # All rows are one minibatch; steps by the prior's standard deviation.
-        ("sgd", "", {"batch_size": 455, "num_epochs": 100_000, "init_step_size": 0.01 * 10**-0.5}),
+        ("sgd", "", {"batch_size": 455, "num_epochs": 200_000, "init_step_size": 0.01 * 10**-0.5}),
         ("sgd", "--num_epochs=50", {"eval_freq": 5, "num_epochs": 50, "batch_size": 200}),
         ("sgd", "--until_converged --num_epochs=50", {"batch_size": 200}),
         # 8 draws a step, of 752 weights each: 332 rows of 455 are two minibatches.
-        ("implicit", "", {"batch_size": 332, "num_epochs": 50_000}),
+        ("implicit", "", {"batch_size": 332, "num_epochs": 100_000}),
         # All rows are one minibatch: 200 of them would cost as much.
         ("sgmcmc", "", {"batch_size": 455, "num_epochs": 1_210_000, "num_burnin_epochs": 10_000}),
         ("sgmcmc", "", {"ensemble_freq": 50, "init_step_size": None, "momentum_decay": None}),
