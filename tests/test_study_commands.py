@@ -145,12 +145,12 @@ def test_vi_commands(network, tmp_path):
     labels = np.arange(16) % classes
     path = tmp_path / "tiny.npz"
     np.savez(path, x_train=inputs, y_train=labels, x_test=inputs, y_test=labels)
-    data = f"--dataset_name={path}"
-    flags = [f"--dir={tmp_path / 'sgd'}", data, f"--model_name={network}", *SHORTENED_VI]
+    data = [f"--dataset_name={path}", *(["--inputs=tokens"] if network == "cnn_lstm" else [])]
+    flags = [f"--dir={tmp_path / 'sgd'}", *data, f"--model_name={network}", *SHORTENED_VI]
     program.succeed("run_sgd.py", *flags)
     start = f"--mean_init_checkpoint={tmp_path / 'sgd'}"
     shortened = [*SHORTENED_VI, "--vi_ensemble_size=2"]
-    succeed_vi(f"--dir={tmp_path / 'vi'}", data, *VI[network].split(), *shortened, start)
+    succeed_vi(f"--dir={tmp_path / 'vi'}", *data, *VI[network].split(), *shortened, start)
     assert outcome(tmp_path / "vi")[0]["num_draws"] == 2
 
 

@@ -251,7 +251,7 @@ def cnn_lstm(inputs: jax.Array, num_outputs: int) -> jax.Array:
     if not jnp.issubdtype(inputs.dtype, jnp.integer) or inputs.ndim != 2 or inputs.shape[1] < 8:
         raise UserError(
             "cnn_lstm needs integer tokens of shape (rows, length) with length at least 8, "
-            f"not {inputs.dtype} of shape {inputs.shape}."
+            f"not {inputs.dtype} of shape {inputs.shape}. A file of one's own says --inputs=tokens."
         )
     hidden = TokenEmbedding(VOCABULARY_SIZE, 128, name="embedding")(inputs)
     hidden = jax.nn.relu(hk.Conv1D(64, 5, padding="VALID", name="conv")(hidden))
