@@ -135,7 +135,7 @@ def test_chains_pool_and_draws_have_all_parameters():
     states, info = jax.jit(jax.vmap(method.step, (0, 0, None)))(
         chain_keys(jax.random.key(4), 2), states, data
     )
-    assert np.ptp(method.pool(states).hmc.step_size) == 0 and info["log_joint"].shape == (2,)
+    assert np.ptp(method.pool(states).sampler.step_size) == 0 and info["log_joint"].shape == (2,)
 
 
 @pytest.mark.parametrize(
