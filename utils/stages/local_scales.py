@@ -43,12 +43,14 @@ def over_members(
     dataset, pieces = task.dataset, task.log_joint.num_microbatches
     data = devices.place_data(dataset.x_train, dataset.y_train, mesh, pieces)
 
-    def one(argument: tuple[Any, jax.Array]) -> Any:
-        state, member = argument
-        return function(chains.chain_key(task.settings.seed, purpose, 0, member), state, data)
+    def run(state: Any, data: Data) -> Any:  # rows of other processes cannot be constants
+        def one(argument: tuple[Any, jax.Array]) -> Any:
+            state, member = argument
+            return function(chains.chain_key(task.settings.seed, purpose, 0, member), state, data)
 
-    run = jax.jit(lambda state: jax.lax.map(one, (state, jnp.arange(num_members))))
-    return devices.to_host(run(state))
+        return jax.lax.map(one, (state, jnp.arange(num_members)))
+
+    return devices.to_host(jax.jit(run)(state, data))
 
 
 def remaining_gain(task: Task, params: Params) -> np.ndarray | None:
