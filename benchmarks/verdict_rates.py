@@ -153,9 +153,9 @@ def layerwise() -> Optimiser:
 
 
 OPTIMISERS = {
-    "map": lambda: Optimiser("MAP", lambda *a: sgd(LOG_JOINT, *a), below_mode, 1),
+    "map": lambda: Optimiser("MAP", functools.partial(sgd, LOG_JOINT), below_mode, 1),
     "vi": lambda: Optimiser(
-        "mean-field VI", lambda *a: mean_field_vi(LOG_JOINT, *a), below_best_mean_field
+        "mean-field VI", functools.partial(mean_field_vi, LOG_JOINT), below_best_mean_field
     ),
     "implicit": implicit,
     "layerwise": layerwise,
